@@ -1,0 +1,39 @@
+# `make demo` and `make test` do all their set-up themselves, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types tests bench format clean
+
+demo: .venv/installed
+	$(BIN)/adambs demo
+
+test: lint types tests
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+tests: .venv/installed
+	$(BIN)/pytest
+
+bench: .venv/installed
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[bench]"
+	$(BIN)/adambs bench
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "adambs needs Python 3.11 or later; say which: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,39 @@
+"""Adam with bandit sampling: train on the examples that matter, without bias.
+
+The parts, in the order in which a training loop meets them::
+
+    sampler = adambs.BanditSampler(len(train), batch_size=128, seed=0)      # p over all examples
+    optimizer = adambs.AdamBS(model.parameters(), sampler, lr=1e-3)         # Algorithm 1
+    for (x, y), draw in adambs.BanditLoader(train, sampler, num_workers=2): # batches drawn from p
+        logits = model(x)
+        losses = F.cross_entropy(logits, y, reduction="none")
+        optimizer.zero_grad()
+        draw.mean(losses).backward()                                        # unbiased, eq. (1)
+        optimizer.step(draw, adambs.scores.cross_entropy(logits, y))        # Adam's step, then p's
+
+``adambs.reference`` is the slow, dense oracle in the paper's letters; nothing else here uses it.
+"""
+
+from adambs import reference, scores
+from adambs.loader import BanditLoader
+from adambs.optim import AdamBS, with_bandit
+from adambs.rules import Exp3, Rule, Uniform
+from adambs.sampler import BanditSampler, Diagnostics, Draw
+from adambs.tree import SumTree
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdamBS",
+    "BanditLoader",
+    "BanditSampler",
+    "Diagnostics",
+    "Draw",
+    "Exp3",
+    "Rule",
+    "SumTree",
+    "Uniform",
+    "reference",
+    "scores",
+    "with_bandit",
+]

@@ -1,0 +1,1 @@
+"""Experiments, benchmarks and records: what imports the core and is not imported by it."""

@@ -1,0 +1,7 @@
+"""Rules: how feedback changes the weights. Each rule is one class; :class:`Rule` says what it owes."""
+
+from adambs.rules.base import Rule
+from adambs.rules.exp3 import Exp3
+from adambs.rules.uniform import Uniform
+
+__all__ = ["Exp3", "Rule", "Uniform"]

@@ -1,0 +1,194 @@
+"""Algorithm 2 of the paper, from the drawn examples alone."""
+
+import math
+
+import numpy as np
+
+from adambs import _check
+from adambs._jit import kernel
+from adambs.rules.base import Floats, Indices, Rule
+from adambs.tree import SumTree
+
+# The floor is raised by this fraction, far above the rounding of a tree's total and far below anything
+# that matters, so that p_j >= p_min holds as computed and not only in exact arithmetic.
+_LIFT = 1.0 + 1e-13
+
+# Weights only shrink, so the total does. It is multiplied by a power of two, which changes no
+# probability by even a bit, long before it could underflow.
+_SMALL_TOTAL_EXPONENT = -512
+
+
+class Exp3(Rule):
+    """Algorithm 2, exactly: the paper's rule.
+
+    With r_j = n p_j at the time of the draw, p_min = c/n and the dimensionless ``step``, lines 2 to 4
+    multiply the weight of an example by exp(-e) each time that it stands in the batch, where
+
+        e = alpha_p l / (K p) = (step / r) (1 - (c s / (L r))^2),    s = min(score, L).
+
+    Line 5, the KL projection onto {p >= p_min}, sets q_j = max(p_min, c' w_j) with c' >= 1: undrawn
+    examples can only rise, so only drawn ones can meet the floor and the projection needs just those
+    (proof in docs/algorithm.md). O(K log n) a step.
+
+    Args:
+        L: bound on the scores. Larger ones are clipped for the rule, and counted. The default, sqrt(2),
+            bounds ``adambs.scores.cross_entropy``.
+        p_min: smallest probability, as a fraction of 1/n.
+        step: exponent of a drawn example of zero gradient at p = 1/n; 0.1 if nothing is given.
+        alpha_p: the paper's step size, instead of ``step``:
+            step = alpha_p n^3 L^2 / (K c^2).
+        horizon: number of steps T, instead of ``step``: Lemma 1's alpha_p, that is
+            step = sqrt(2 R^2 n / T) / K with R^2 = (1 - c) log(1 + (1 - c) n / c).
+    """
+
+    def __init__(
+        self,
+        *,
+        L: float = math.sqrt(2.0),
+        p_min: float = 0.5,
+        step: float | None = None,
+        alpha_p: float | None = None,
+        horizon: int | None = None,
+    ) -> None:
+        given = {"step": step, "alpha_p": alpha_p, "horizon": horizon}
+        named = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise ValueError(
+                f"{' and '.join(named)} say the same thing twice: give one of step, alpha_p, horizon"
+            )
+        self.L = _check.positive("L", L)
+        self.p_min = _check.fraction(
+            "p_min", p_min, "it is a fraction of 1/n; for the uniform distribution use Uniform()"
+        )
+        self._alpha_p = None if alpha_p is None else _check.positive("alpha_p", alpha_p)
+        self.horizon = None if horizon is None else _check.whole("horizon", horizon, least=1)
+        self.step = _check.positive("step", 0.1 if step is None else step)
+
+    def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
+        """Resolve the step size, which needs n and K, and begin inside the set {p >= p_min}."""
+        if initial_weights is not None:
+            initial_weights = project(initial_weights, self.p_min / n)
+        super().start(n, batch_size, initial_weights)
+        c = self.p_min
+        if self._alpha_p is not None:
+            self.step = self._alpha_p * float(n) ** 3 * self.L**2 / (batch_size * c**2)
+        elif self.horizon is not None:
+            r_squared = (1 - c) * math.log1p((1 - c) * n / c)
+            self.step = math.sqrt(2 * r_squared * n / self.horizon) / batch_size
+
+    @property
+    def alpha_p(self) -> float:
+        """The paper's step size that ``step`` amounts to; known once a sampler has started the rule."""
+        return self.step * self.batch_size * self.p_min**2 / (float(self.n) ** 3 * self.L**2)
+
+    def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
+        """Lines 2 to 5 of Algorithm 2. O(K log n)."""
+        tree = self.tree
+        changed, clipped = _algorithm_2(
+            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, self.p_min
+        )
+        tree.refresh(changed)
+        exponent = math.frexp(tree.total)[1]
+        if exponent < _SMALL_TOTAL_EXPONENT:
+            tree.rescale(-exponent)
+        return clipped
+
+    def settings(self) -> dict[str, float]:
+        """L, p_min and the resolved step."""
+        return {"L": self.L, "p_min": self.p_min, "step": self.step}
+
+
+def project(weights: Floats, p_min: float) -> Floats:
+    """argmin over {p: sum p = 1, p >= p_min} of KL(p || weights / sum), for all n at once. O(n log n).
+
+    p_j = max(p_min, c w_j). With the m smallest at the floor, c = (1 - m p_min) / (sum of the others);
+    m is right when the smallest of the others stays at or above it.
+    """
+    total = SumTree(weights).total  # checks the weights: finite, not negative, not all zero
+    ascending = np.sort(weights) / total
+    rest = np.cumsum(ascending[::-1])[::-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        c = (1 - np.arange(len(weights)) * p_min) / rest
+        m = int(np.argmax(c * ascending >= p_min))
+    projected: Floats = np.maximum(p_min * _LIFT, c[m] * (weights / total))
+    return projected
+
+
+@kernel
+def _algorithm_2(
+    leaves: Floats,
+    total: float,
+    indices: Indices,
+    ratios: Floats,
+    scores: Floats,
+    step: float,
+    L: float,
+    c: float,
+) -> tuple[Indices, int]:
+    """Write the new weights of the drawn examples; return which changed and how many scores were clipped.
+
+    Weights are unnormalised: undrawn ones keep theirs, the total S becomes S', and p_j = w_j / S'. So
+    the paper's c' is S / S' and its floor, in these units, is p_min S'.
+    """
+    n, K = leaves.shape[0], indices.shape[0]
+    clipped = 0
+
+    # Lines 2 and 3: one exponent for each distinct example, the sum over its places in the batch.
+    # A leaf seen for the first time is replaced by -(its place in the list), to find it again.
+    distinct = np.empty(K, np.int64)
+    weight = np.empty(K, np.float64)
+    exponent = np.empty(K, np.float64)
+    m = 0
+    for k in range(K):
+        s = scores[k]
+        if s > L:
+            s = L
+            clipped += 1
+        x = c * s / (L * ratios[k])
+        e = max(0.0, step / ratios[k] * (1.0 - x * x))
+        j = indices[k]
+        if leaves[j] >= 0.0:
+            distinct[m] = j
+            weight[m] = leaves[j]
+            exponent[m] = e
+            m += 1
+            leaves[j] = -float(m)
+        else:
+            exponent[int(-leaves[j]) - 1] += e
+
+    # The mass of the undrawn. Where they are few beside the drawn, a difference would lose digits.
+    undrawn = 0.0
+    if n > 4 * m:
+        undrawn = total
+        for i in range(m):
+            undrawn -= weight[i]
+    else:
+        for j in range(n):
+            if leaves[j] > 0.0:
+                undrawn += leaves[j]
+    shift = exponent[:m].min() if m == n else 0.0  # a common factor changes no p; all zero would
+
+    # Line 4. The floor is at most p_min S, since S' <= S: below it are the candidates for clipping.
+    p_min = c / n
+    low = np.empty(m, np.float64)
+    candidates = 0
+    free = undrawn
+    for i in range(m):
+        weight[i] *= np.exp(shift - exponent[i])
+        if weight[i] < p_min * total:
+            low[candidates] = weight[i]
+            candidates += 1
+        else:
+            free += weight[i]
+
+    # Line 5: S' = (undrawn + free drawn) / (1 - (number at the floor) p_min). Begin with all candidates
+    # at the floor and free the largest while it stands above. O(K log K).
+    low = np.sort(low[:candidates])
+    while candidates > 0 and low[candidates - 1] * (1.0 - candidates * p_min) > p_min * free:
+        candidates -= 1
+        free += low[candidates]
+    floor = p_min * _LIFT * free / (1.0 - candidates * p_min)
+
+    for i in range(m):
+        leaves[distinct[i]] = max(floor, weight[i])
+    return distinct[:m], clipped

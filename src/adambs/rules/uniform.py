@@ -1,0 +1,48 @@
+"""The rule that never learns."""
+
+from typing import Any
+
+import numpy as np
+
+from adambs.rules.base import Floats, Indices, Rule
+
+
+class Uniform(Rule):
+    """Every example is as likely as any other, for ever: r = 1, weights 1.
+
+    Keeps nothing per example and costs nothing beyond the random numbers. With it the library is a no-op
+    (Adam on batches drawn with replacement), which is what the parity tests compare with.
+    """
+
+    def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
+        """There is nothing to allocate."""
+        if initial_weights is not None:
+            raise ValueError(
+                "initial_weights has no meaning for Uniform(), whose weights never differ: "
+                "leave it out or choose another rule"
+            )
+        self.n, self.batch_size = n, batch_size
+
+    def draw(self, u: Floats) -> tuple[Indices, Floats]:
+        """floor(u n), u = 1 included. O(K)."""
+        indices = np.minimum((u * self.n).astype(np.int64), self.n - 1)
+        return indices, np.ones(len(u))
+
+    def ratios(self, indices: Indices | None = None) -> Floats:
+        """All one."""
+        return np.ones(self.n if indices is None else len(indices))
+
+    def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
+        """Nothing to learn."""
+        return 0
+
+    def settings(self) -> dict[str, float]:
+        """Nothing to set."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""

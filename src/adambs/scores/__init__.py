@@ -1,0 +1,17 @@
+"""Per-example scores: the gradient norms that the bandit learns from.
+
+`cross_entropy`, `binary_cross_entropy_with_logits`, `mse_loss` and `output_norms` are the bound at
+the model's output; `ExactNorms` is the norm of the whole gradient. All return detached tensors of
+shape (K,).
+"""
+
+from .exact import ExactNorms
+from .output import binary_cross_entropy_with_logits, cross_entropy, mse_loss, output_norms
+
+__all__ = [
+    "ExactNorms",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "mse_loss",
+    "output_norms",
+]

@@ -1,0 +1,31 @@
+"""What a score needs to know of a draw, and how a recorded gradient is freed of its weight."""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Weighted(Protocol):
+    """A draw, seen from here: one importance weight w_k = 1 / (n p_k) > 0 per drawn example."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Shape (K,)."""
+        ...
+
+
+def coefficients(draw: Weighted, scale: float) -> Tensor:
+    """Return c_k = scale w_k / K: what `(scale * draw.mean(losses)).backward()` multiplies each
+    example's own gradient by."""
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be positive and finite, got {scale!r}: scaler.get_scale()")
+    weights = draw.weights
+    return weights.detach().to(torch.float64) * (scale / len(weights))
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a detached tensor of float32 or wider; half and bfloat16 have no room for squares."""
+    narrow = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.detach().float() if narrow else tensor.detach()

@@ -1,0 +1,55 @@
+"""What several test modules share."""
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import adambs
+
+
+def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
+    """A state after a trip through a checkpoint file that may hold no code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nested states are equal, bit for bit."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    return a == b
+
+
+def taught(sampler: adambs.BanditSampler, steps: int, seed: int = 0) -> adambs.BanditSampler:
+    """The sampler after some steps of random scores, which make p uneven."""
+    rng = np.random.default_rng(seed)
+    norms = rng.gamma(0.5, 0.5, sampler.n)
+    for _ in range(steps):
+        draw = sampler.draw()
+        sampler.update(draw, norms[draw.indices.numpy()])
+    return sampler
+
+
+def small_net(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A net of three layers on 6 features and 3 classes, the same for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def small_data(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """n points in 6 dimensions with 3 classes, and outliers among them."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 6)) * rng.gamma(0.5, 2.0, size=(n, 1))
+    return torch.from_numpy(x).float(), torch.from_numpy(rng.integers(0, 3, n))

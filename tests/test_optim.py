@@ -1,0 +1,354 @@
+"""AdamBS and with_bandit: torch's optimizers in every respect, and a sampler that learns."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import same, saved_and_loaded, small_data, small_net
+
+import adambs
+from adambs import reference
+
+X, Y = small_data()
+
+
+def uniform(seed=0):
+    return adambs.BanditSampler(len(X), 10, rule=adambs.Uniform(), seed=seed)
+
+
+def learning(seed=0):
+    return adambs.BanditSampler(len(X), 10, rule=adambs.Exp3(step=0.5), seed=seed)
+
+
+def forward(net, draw):
+    logits = net(X[draw.indices].to(next(net.parameters())))
+    return logits, F.cross_entropy(logits, Y[draw.indices], reduction="none")
+
+
+def train(net, optimizer, steps, after=lambda: None):
+    for _ in range(steps):
+        draw = optimizer.sampler.draw()
+        logits, losses = forward(net, draw)
+        optimizer.zero_grad()
+        draw.mean(losses).backward()
+        optimizer.step(draw, adambs.scores.cross_entropy(logits, Y[draw.indices]))
+        after()
+
+
+PARITY = [
+    (torch.optim.Adam, {}),
+    (torch.optim.Adam, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.1}),
+    (torch.optim.Adam, {"amsgrad": True, "maximize": True}),
+    (torch.optim.Adam, {"foreach": True}),
+    (torch.optim.Adam, {"fused": True}),
+    (torch.optim.AdamW, {"lr": 0.02}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (torch.optim.RMSprop, {}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.Adadelta, {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("base", "options"), PARITY)
+def test_with_the_uniform_rule_it_is_the_torch_optimizer_bit_for_bit(base, options, dtype):
+    ours, theirs = small_net(dtype=dtype), small_net(dtype=dtype)
+    sampler = uniform()
+    bandit = adambs.AdamBS if base is torch.optim.Adam else adambs.with_bandit(base)
+    optimizer = bandit(ours.parameters(), sampler, **options)
+    plain = base(theirs.parameters(), **options)
+    assert isinstance(optimizer, base)
+    same_draws = uniform()
+
+    def plain_step():
+        draw = same_draws.draw()
+        _, losses = forward(theirs, draw)
+        plain.zero_grad()
+        losses.mean().backward()
+        plain.step()
+        assert same(ours.state_dict(), theirs.state_dict())
+
+    train(ours, optimizer, 30, plain_step)
+    assert not same(ours.state_dict(), small_net(dtype=dtype).state_dict())
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_with_exp3_it_is_algorithm_1(amsgrad):
+    """Against the dense reference for p, and torch.optim.Adam fed with the estimate of eq. (1)."""
+    ours, theirs = small_net(dtype=torch.float64), small_net(dtype=torch.float64)
+    sampler = learning()
+    optimizer = adambs.AdamBS(ours.parameters(), sampler, lr=0.01, amsgrad=amsgrad)
+    plain = torch.optim.Adam(theirs.parameters(), lr=0.01, amsgrad=amsgrad)
+    n = len(X)
+    rule = sampler.rule
+    p = np.full(n, 1 / n)
+    for _ in range(100):
+        draw = sampler.draw()
+        indices = draw.indices.numpy()
+        logits, losses = forward(ours, draw)
+        optimizer.zero_grad()
+        draw.mean(losses).backward()
+        optimizer.step(draw, adambs.scores.cross_entropy(logits, Y[draw.indices]))
+
+        plain.zero_grad()
+        norms = np.zeros(len(indices))
+        for k, j in enumerate(indices):  # one example at a time
+            logit = theirs(X[j : j + 1].double())
+            loss = F.cross_entropy(logit, Y[j : j + 1])
+            norms[k] = torch.autograd.grad(loss, logit, retain_graph=True)[0].norm()
+            (loss / (n * p[j]) / len(indices)).backward()
+        plain.step()
+        p = reference.update(p, indices, norms, L=rule.L, p_min=rule.p_min / n, alpha_p=rule.alpha_p)
+        np.testing.assert_allclose(sampler.probabilities(), p, rtol=1e-7)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    assert np.ptp(p) * n > 0.1
+
+
+def test_the_loop_of_the_readme_learns():
+    net, sampler = small_net(), learning()
+    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=0.05)
+    loss_before = F.cross_entropy(net(X), Y).item()
+    train(net, optimizer, 300)
+    assert F.cross_entropy(net(X), Y).item() < 0.6 * loss_before
+    assert sampler.diagnostics().updates == 300
+
+
+@pytest.mark.parametrize("plain_first", [False, True])
+def test_step_hooks_run_once(plain_first):
+    if plain_first:
+        torch.optim.SGD(small_net().parameters(), lr=0.1)  # torch wraps SGD.step from now on
+    net = small_net()
+    optimizer = adambs.with_bandit(torch.optim.SGD)(net.parameters(), learning(), lr=0.1)
+    calls = []
+    optimizer.register_step_pre_hook(lambda opt, args, kwargs: calls.append("before"))
+    optimizer.register_step_post_hook(lambda opt, args, kwargs: calls.append("after"))
+    train(net, optimizer, 2)
+    assert calls == ["before", "after"] * 2
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
+    ],
+)
+def test_schedulers_do_to_it_what_they_do_to_adam(scheduler):
+    ours, theirs = small_net(), small_net()
+    optimizer = adambs.AdamBS(ours.parameters(), uniform(), lr=0.01)
+    plain = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    schedule, plain_schedule = scheduler(optimizer), scheduler(plain)
+    same_draws = uniform()
+
+    def plain_step():
+        _, losses = forward(theirs, same_draws.draw())
+        plain.zero_grad()
+        losses.mean().backward()
+        plain.step()
+        schedule.step()
+        plain_schedule.step()
+        assert schedule.get_last_lr() == plain_schedule.get_last_lr()
+
+    train(ours, optimizer, 15, plain_step)
+    assert same(ours.state_dict(), theirs.state_dict())
+
+
+def test_parameter_groups():
+    net = small_net()
+    groups = [{"params": net[0].parameters(), "lr": 0.0}, {"params": net[2].parameters()}]
+    optimizer = adambs.AdamBS(groups, learning(), lr=0.01)
+    train(net, optimizer, 3)
+    fresh = small_net()
+    assert same(net[0].state_dict(), fresh[0].state_dict())
+    assert not same(net[2].state_dict(), fresh[2].state_dict())
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.5})
+    assert len(optimizer.param_groups) == 3
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_grad_scaler(fused):
+    net = small_net()
+    sampler = learning()
+    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(4):
+        draw = sampler.draw()
+        logits, losses = forward(net, draw)
+        scores = adambs.scores.cross_entropy(logits, Y[draw.indices])
+        if step == 2:  # an overflow: gradients and scores are infinite, and the step is skipped
+            losses = losses * math.inf
+            scores = scores * math.inf
+            before = copy.deepcopy((net.state_dict(), sampler.state_dict()))
+        optimizer.zero_grad()
+        scaler.scale(draw.mean(losses)).backward()
+        scaler.step(optimizer, draw, scores)
+        if step == 2:
+            assert same(before, (net.state_dict(), sampler.state_dict()))
+        scaler.update()
+    assert sampler.diagnostics().updates == 3
+    assert scaler.get_scale() == 32.0
+
+
+def test_autocast():
+    net = small_net()
+    sampler = learning()
+    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=0.05)
+    before = F.cross_entropy(net(X), Y).item()
+    for _ in range(300):
+        draw = sampler.draw()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, losses = forward(net, draw)
+            assert logits.dtype == torch.bfloat16
+            scores = adambs.scores.cross_entropy(logits, Y[draw.indices])
+        optimizer.zero_grad()
+        draw.mean(losses).backward()
+        optimizer.step(draw, scores)
+    assert F.cross_entropy(net(X), Y).item() < 0.75 * before
+
+
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [
+        (torch.optim.Adam, {}),
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.LBFGS, {"max_iter": 3}),
+    ],
+)
+def test_closures(base, options):
+    ours, theirs = small_net(), small_net()
+    sampler, same_draws = uniform(), uniform()
+    optimizer = adambs.with_bandit(base)(ours.parameters(), sampler, **options)
+    plain = base(theirs.parameters(), **options)
+    for _ in range(5):
+        draw, same_draw = sampler.draw(), same_draws.draw()
+        found = {}
+
+        def closure(draw=draw, found=found):
+            optimizer.zero_grad()
+            found["logits"], losses = forward(ours, draw)
+            loss = draw.mean(losses)
+            loss.backward()
+            return loss
+
+        def plain_closure(draw=same_draw):
+            plain.zero_grad()
+            loss = forward(theirs, draw)[1].mean()
+            loss.backward()
+            return loss
+
+        def scores(draw=draw, found=found):
+            return adambs.scores.cross_entropy(found["logits"], Y[draw.indices])
+
+        loss = optimizer.step(draw, scores, closure)
+        assert loss.item() == plain.step(plain_closure).item()
+    assert same(ours.state_dict(), theirs.state_dict())
+    assert sampler.diagnostics().updates == 5
+
+
+def everything(net, optimizer):
+    return copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_a_refused_step_changes_nothing(bad, with_closure):
+    net = small_net()
+    optimizer = adambs.AdamBS(net.parameters(), learning())
+    train(net, optimizer, 5)
+    draw = optimizer.sampler.draw()
+    draw.mean(forward(net, draw)[1]).backward()
+    before = everything(net, optimizer)
+    scores = torch.ones(10)
+    scores[3] = bad
+    closure = (lambda: torch.tensor(1.0)) if with_closure else None
+    with pytest.raises(ValueError, match=r"scores\[3\] is"):
+        optimizer.step(draw, (lambda: scores) if with_closure else scores, closure)
+    with pytest.raises(ValueError, match="another sampler"):
+        optimizer.step(learning().draw(), torch.ones(10))
+    assert same(everything(net, optimizer), before)
+
+
+def test_a_nan_loss_is_caught_before_it_reaches_the_parameters():
+    net = small_net()
+    optimizer = adambs.AdamBS(net.parameters(), learning())
+    draw = optimizer.sampler.draw()
+    logits = net(X[draw.indices] * math.nan)
+    losses = F.cross_entropy(logits, Y[draw.indices], reduction="none")
+    draw.mean(losses).backward()
+    with pytest.raises(ValueError, match=r"scores\[0\] is nan"):
+        optimizer.step(draw, adambs.scores.cross_entropy(logits, Y[draw.indices]))
+    assert same(net.state_dict(), small_net().state_dict())
+
+
+def test_the_state_carries_the_sampler():
+    net, other_net = small_net(), small_net(seed=1)
+    optimizer = adambs.AdamBS(net.parameters(), learning(), lr=0.01)
+    train(net, optimizer, 20)
+    resumed = adambs.AdamBS(other_net.parameters(), learning(seed=5), lr=0.5)
+    other_net.load_state_dict(net.state_dict())
+    resumed.load_state_dict(saved_and_loaded(optimizer.state_dict()))
+    train(net, optimizer, 20)
+    train(other_net, resumed, 20)
+    assert same(everything(net, optimizer), everything(other_net, resumed))
+
+
+def test_a_refused_state_changes_nothing():
+    net = small_net()
+    optimizer = adambs.AdamBS(net.parameters(), learning())
+    train(net, optimizer, 3)
+    before = everything(net, optimizer)
+    plain = torch.optim.Adam(net.parameters()).state_dict()
+    with pytest.raises(ValueError, match="state_dict has no 'sampler'"):
+        optimizer.load_state_dict(plain)
+    fewer = adambs.AdamBS(net[0].parameters(), learning()).state_dict()
+    with pytest.raises(ValueError, match="parameter group"):
+        optimizer.load_state_dict(fewer)
+    other_sampler = {**optimizer.state_dict(), "sampler": uniform().state_dict()}
+    with pytest.raises(ValueError, match="rule = 'Uniform'"):
+        optimizer.load_state_dict(other_sampler)
+    assert same(everything(net, optimizer), before)
+
+
+def test_copies_and_pickles_keep_the_sampler():
+    net = small_net()
+    optimizer = adambs.AdamBS(net.parameters(), learning())
+    train(net, optimizer, 3)
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert same(twin.state_dict(), optimizer.state_dict())
+        assert twin.sampler is not optimizer.sampler
+
+
+def test_gradient_accumulation():
+    """Two half batches in one step: the earlier draw is given to the sampler, the last to the step."""
+    net, sampler = small_net(), learning()
+    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=0.01)
+    draws = [sampler.draw(), sampler.draw()]
+    optimizer.zero_grad()
+    for draw in draws:
+        logits, losses = forward(net, draw)
+        (draw.mean(losses) / 2).backward()
+        scores = adambs.scores.cross_entropy(logits, Y[draw.indices])
+        if draw is draws[0]:
+            sampler.update(draw, scores)
+    optimizer.step(draw, scores)
+    assert sampler.diagnostics().updates == 2
+
+
+def test_bad_arguments():
+    net = small_net()
+    with pytest.raises(TypeError, match="sampler must be a BanditSampler, not float"):
+        adambs.AdamBS(net.parameters(), 1e-3)
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer class"):
+        adambs.with_bandit(torch.nn.Linear)
+    with pytest.raises(TypeError):
+        adambs.AdamBS(net.parameters(), learning()).step()
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        adambs.AdamBS(net.parameters(), learning(), lr=-1)
+    assert adambs.with_bandit(torch.optim.SGD) is adambs.with_bandit(torch.optim.SGD)

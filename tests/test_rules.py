@@ -1,0 +1,243 @@
+"""Exp3 and Uniform, and what a rule of one's own needs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import same, saved_and_loaded, taught
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adambs
+from adambs import reference
+from adambs.rules.exp3 import project
+
+
+def sampler_and_oracle(n, K, rule, **options):
+    """A sampler, and a function that gives the same feedback to the dense reference."""
+    sampler = adambs.BanditSampler(n, K, rule=rule, **options)
+    rule = sampler.rule
+    constants = {"L": rule.L, "p_min": rule.p_min / n, "alpha_p": rule.alpha_p}
+    return sampler, lambda p, *feedback, **more: reference.update(p, *feedback, **constants, **more)
+
+
+@given(
+    n=st.integers(2, 60),
+    K=st.integers(1, 12),
+    c=st.floats(0.01, 0.99),
+    step=st.floats(1e-3, 30),
+    seed=st.integers(0, 2**32 - 1),
+    stratified=st.booleans(),
+)
+def test_the_fast_path_is_algorithm_2(n, K, c, step, seed, stratified):
+    K = min(K, n)
+    rule = adambs.Exp3(L=1.7, p_min=c, step=step)
+    sampler, oracle = sampler_and_oracle(n, K, rule, seed=seed, stratified=stratified)
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        p = sampler.probabilities().numpy()
+        draw = sampler.draw()
+        indices = draw.indices.numpy()
+        np.testing.assert_allclose(draw.probabilities, p[indices], rtol=1e-15)
+        scores = rng.gamma(0.5, 1.0, K)  # some above L
+        sampler.update(draw, scores)
+        np.testing.assert_allclose(sampler.probabilities(), oracle(p, indices, scores), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "K", "step"), [(1000, 32, 0.1), (5000, 100, 0.2), (200, 2, 0.1)])
+def test_thousands_of_steps_stay_on_the_reference(n, K, step):
+    """The two run apart for 3,000 steps. (A step amplifies rounding by 1 + step/r, so not for ever.)"""
+    sampler, oracle = sampler_and_oracle(n, K, adambs.Exp3(p_min=0.2, step=step))
+    rng = np.random.default_rng(1)
+    norms = rng.gamma(0.3, 1.0, n).clip(max=math.sqrt(2))
+    p = np.full(n, 1 / n)
+    for _ in range(3000):
+        draw = sampler.draw()
+        scores = norms[draw.indices] * rng.uniform(0.5, 1, K)
+        sampler.update(draw, scores)
+        p = oracle(p, draw.indices.numpy(), scores)
+    np.testing.assert_allclose(sampler.probabilities(), p, rtol=1e-9)
+    assert np.ptp(p) > 0.5 / n
+
+
+def test_late_and_out_of_order_updates_use_the_probabilities_of_their_own_draw():
+    n, K = 50, 5
+    sampler, oracle = sampler_and_oracle(n, K, adambs.Exp3(step=0.5))
+    rng = np.random.default_rng(0)
+    p, waiting = np.full(n, 1 / n), []
+    for _ in range(400):
+        waiting.append((sampler.draw(), p))
+        if len(waiting) > 7:
+            draw, drawn_with = waiting.pop(int(rng.integers(len(waiting))))
+            if rng.random() < 0.1:
+                continue  # never comes back
+            scores = rng.uniform(0, 1, K)
+            sampler.update(draw, scores)
+            p = oracle(p, draw.indices.numpy(), scores, drawn_with=drawn_with)
+            np.testing.assert_allclose(sampler.probabilities(), p, rtol=1e-9)
+
+
+def test_ten_million_updates_keep_p_a_distribution_above_its_floor():
+    n, K = 2000, 1000
+    sampler = adambs.BanditSampler(n, K, rule=adambs.Exp3(p_min=0.2, step=0.5))
+    scores = np.random.default_rng(0).gamma(0.5, 0.5, n).clip(max=1.4)
+    rescaled = 0
+    for _ in range(10_000):  # times K = 10^7 examples
+        draw = sampler.draw()
+        before = sampler.rule.tree.total
+        sampler.update(draw, scores[draw.indices])
+        rescaled += sampler.rule.tree.total > 2 * before
+        assert sampler.rule.tree.total > 2.0**-600
+    p = sampler.probabilities().numpy()
+    assert rescaled > 0
+    assert abs(math.fsum(p) - 1) < 1e-12
+    assert p.min() >= 0.2 / n
+    assert p.min() < 0.21 / n < 2 / n < p.max()
+
+
+@pytest.mark.parametrize("step", [1e-300, 1e3, 1e12, 1e300])
+@pytest.mark.parametrize("n", [1, 2, 5, 400])
+def test_no_step_size_over_or_underflows(n, step):
+    sampler = adambs.BanditSampler(n, min(n, 5), rule=adambs.Exp3(p_min=0.01, step=step))
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        draw = sampler.draw()
+        sampler.update(draw, rng.choice([0.0, 1e-300, 1.0, 1e300], len(draw)))
+    p = sampler.probabilities().numpy()
+    assert abs(p.sum() - 1) < 1e-12
+    assert p.min() >= 0.01 / n
+
+
+def test_rescaling_changes_no_probability_by_a_bit():
+    sampler = taught(adambs.BanditSampler(100, 10, rule=adambs.Exp3(step=1.0)), 300)
+    before = sampler.probabilities()
+    sampler.rule.tree.rescale(-700)
+    assert torch.equal(sampler.probabilities(), before)
+
+
+def test_scores_above_L_are_clipped_and_counted():
+    clipped, bounded = (adambs.BanditSampler(20, 4, rule=adambs.Exp3(L=2.0, step=0.5)) for _ in range(2))
+    draw, same_draw = clipped.draw(), bounded.draw()
+    clipped.update(draw, [0.5, 2.0, 2.1, 1e9])
+    bounded.update(same_draw, [0.5, 2.0, 2.0, 2.0])
+    assert torch.equal(clipped.probabilities(), bounded.probabilities())
+    assert clipped.diagnostics().clipped_scores == 2
+    assert bounded.diagnostics().clipped_scores == 0
+
+
+def test_step_alpha_p_and_horizon_say_the_same():
+    n, K, L, c, T = 300, 20, 1.3, 0.4, 5000
+    R_squared = reference.lemma_1_R_squared(n, c / n)
+    alpha_p = reference.lemma_1_alpha_p(n=n, T=T, L=L, p_min=c / n, R_squared=R_squared)
+    by_horizon = adambs.BanditSampler(n, K, rule=adambs.Exp3(L=L, p_min=c, horizon=T)).rule
+    by_alpha = adambs.BanditSampler(n, K, rule=adambs.Exp3(L=L, p_min=c, alpha_p=alpha_p)).rule
+    by_step = adambs.BanditSampler(n, K, rule=adambs.Exp3(L=L, p_min=c, step=by_alpha.step)).rule
+    for rule in (by_horizon, by_alpha, by_step):
+        assert rule.alpha_p == pytest.approx(alpha_p, rel=1e-12)
+
+
+def test_step_is_the_exponent_of_a_drawn_example_of_zero_gradient():
+    sampler = adambs.BanditSampler(1000, 1, rule=adambs.Exp3(p_min=0.01, step=0.25))
+    draw = sampler.draw()
+    sampler.update(draw, [0.0])
+    p = sampler.probabilities()
+    undrawn = (int(draw.indices[0]) + 1) % 1000
+    assert p[draw.indices[0]] / p[undrawn] == pytest.approx(math.exp(-0.25), rel=1e-12)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0.01, 0.99))
+def test_a_teachers_weights_are_projected_onto_the_allowed_set(weights, c):
+    weights = np.array(weights)
+    weights[0] += 1e-3
+    n = len(weights)
+    expected = reference.project(weights / weights.sum(), c / n)
+    np.testing.assert_allclose(project(weights, c / n), expected, rtol=1e-9)
+    sampler = adambs.BanditSampler(n, 1, rule=adambs.Exp3(p_min=c), initial_weights=weights)
+    np.testing.assert_allclose(sampler.probabilities(), expected, rtol=1e-9)
+    assert sampler.probabilities().min() >= c / n
+
+
+def test_exp3_finds_the_examples_with_large_gradients():
+    n = 200
+    norms = np.where(np.arange(n) < 20, 1.4, 0.05)
+    sampler = adambs.BanditSampler(n, 20, rule=adambs.Exp3(p_min=0.5, step=0.02))
+    for _ in range(20_000):
+        draw = sampler.draw()
+        sampler.update(draw, norms[draw.indices])
+    p = sampler.probabilities().numpy()
+    assert p[:20].mean() > 2 * p[20:].mean()
+    assert sampler.diagnostics().variance_reduction > 1.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"L": 0}, ValueError, "L must be positive and finite, not 0"),
+        ({"L": math.nan}, ValueError, "L must be positive and finite, not nan"),
+        ({"L": "big"}, TypeError, "L must be a number, not 'big'"),
+        ({"p_min": 0}, ValueError, "p_min must lie strictly between 0 and 1, not 0"),
+        ({"p_min": 1}, ValueError, "Uniform"),
+        ({"step": -1}, ValueError, "step must be positive"),
+        ({"alpha_p": math.inf}, ValueError, "alpha_p must be positive and finite, not inf"),
+        ({"horizon": 0}, ValueError, "horizon must be at least 1, not 0"),
+        ({"horizon": 1.5}, TypeError, "horizon must be a whole number, not 1.5"),
+        ({"step": 1, "horizon": 7}, ValueError, "step=1 and horizon=7 say the same thing twice"),
+    ],
+)
+def test_exp3_refuses(arguments, error, words):
+    with pytest.raises(error, match=words):
+        adambs.Exp3(**arguments)
+
+
+def test_uniform_draws_every_example_alike_with_weights_of_one():
+    sampler = adambs.BanditSampler(49, 7, rule=adambs.Uniform())  # 1/(49 (1/49)) rounds to below 1
+    draws = [sampler.draw() for _ in range(200)]
+    assert all(torch.equal(draw.weights, torch.ones(7, dtype=torch.float64)) for draw in draws)
+    sampler.update(draws[0], torch.rand(7))
+    np.testing.assert_allclose(sampler.probabilities(), 1 / 49, rtol=1e-15)
+    assert sampler.rule.draw(np.array([0.0, 1.0]))[0].tolist() == [0, 48]
+    with pytest.raises(ValueError, match="initial_weights has no meaning for Uniform"):
+        adambs.BanditSampler(3, 1, rule=adambs.Uniform(), initial_weights=[1, 2, 3])
+
+
+def test_one_rule_object_configures_many_samplers():
+    rule = adambs.Exp3(horizon=100)
+    small, large = (adambs.BanditSampler(n, 4, rule=rule) for n in (10, 1000))
+    taught(small, 10)
+    assert large.rule.step == adambs.BanditSampler(1000, 4, rule=adambs.Exp3(horizon=100)).rule.step
+    np.testing.assert_allclose(large.probabilities(), 1 / 1000)
+
+
+class LastSeen(adambs.Rule):
+    """A rule of a user's own: it raises weights, and has a state of its own for each example."""
+
+    def start(self, n, batch_size, initial_weights):
+        super().start(n, batch_size, initial_weights)
+        self.seen = np.zeros(n, np.int64)
+
+    def update(self, indices, ratios, scores):
+        self.seen[indices] += 1
+        self.tree.update(indices, 0.1 + scores)
+        return 0
+
+    def settings(self):
+        return {}
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": torch.from_numpy(self.seen.copy())}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.seen = state["seen"].numpy()
+
+
+def test_a_rule_of_ones_own_raises_weights_and_resumes():
+    straight, first, second = (adambs.BanditSampler(30, 5, rule=LastSeen()) for _ in range(3))
+    taught(straight, 60)
+    taught(first, 60)
+    second.load_state_dict(saved_and_loaded(first.state_dict()))
+    assert straight.rule.seen.sum() > 0
+    assert straight.probabilities().max() > 2 / 30
+    assert same(straight.state_dict(), second.state_dict())
+    assert torch.equal(straight.draw().indices, second.draw().indices)

@@ -1,0 +1,253 @@
+"""The output bound against autograd through torch.nn.functional's own losses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adambs import scores
+
+some = settings(max_examples=60, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**31)
+
+
+@dataclass
+class Draw:
+    weights: Tensor
+
+    def mean(self, losses: Tensor) -> Tensor:
+        return (losses * self.weights.to(losses)).mean()
+
+
+def a_draw(K: int) -> Draw:
+    return Draw(torch.rand(K, dtype=torch.float64) * 3 + 0.1)
+
+
+def by_autograd(loss: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+    """The oracle: the gradient of the sum of all losses at the output, row by row."""
+    output = output.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(loss(output).sum(), output)
+    return grad.reshape(len(output), -1).norm(dim=1)
+
+
+def assert_scores(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+# Closed forms ------------------------------------------------------------------------------------
+
+
+@some
+@given(
+    seeds, st.integers(1, 6), st.integers(1, 5), st.booleans(),
+    st.sampled_from([-100, 0, 255]), st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([1, 30]),
+)  # fmt: skip
+def test_cross_entropy_of_class_indices(
+    seed: int, K: int, C: int, weighted: bool, ignored: int, smoothing: float, spread: int
+) -> None:
+    torch.manual_seed(seed)
+    logits = (torch.randn(K, C, dtype=torch.float64) * spread).requires_grad_()
+    target = torch.randint(C, (K,))
+    target[torch.rand(K) < 0.3] = ignored
+    weight = torch.rand(C, dtype=torch.float64) if weighted else None
+    found = scores.cross_entropy(
+        logits, target, weight=weight, ignore_index=ignored, label_smoothing=smoothing
+    )
+    options = {"weight": weight, "ignore_index": ignored, "label_smoothing": smoothing}
+    expected = by_autograd(lambda z: F.cross_entropy(z, target, reduction="none", **options), logits)
+    assert_scores(found, expected)
+
+
+@some
+@given(seeds, st.integers(1, 6), st.integers(1, 5), st.booleans(), st.sampled_from([0.0, 0.1, 1.0]))
+def test_cross_entropy_of_class_probabilities(
+    seed: int, K: int, C: int, weighted: bool, smoothing: float
+) -> None:
+    torch.manual_seed(seed)
+    logits = torch.randn(K, C, dtype=torch.float64) * 3
+    target = torch.rand(K, C, dtype=torch.float64)
+    target /= target.sum(1, keepdim=True)
+    weight = torch.rand(C, dtype=torch.float64) if weighted else None
+    found = scores.cross_entropy(logits, target, weight=weight, label_smoothing=smoothing)
+    expected = by_autograd(
+        lambda z: F.cross_entropy(z, target, weight=weight, label_smoothing=smoothing, reduction="none"),
+        logits,
+    )
+    assert_scores(found, expected)
+
+
+@pytest.mark.parametrize("margin", [5.0, 20.0, 40.0, 80.0])
+@pytest.mark.parametrize("form", ["indices", "probabilities"])
+def test_confident_examples_do_not_cancel(margin: float, form: str) -> None:
+    # 1 - p_y is 2 e^-margin here, and 0 in float32 arithmetic from a margin of 17 on.
+    logits = torch.tensor([[margin, 0.0, 0.0]])
+    target = torch.tensor([0])
+    if form == "probabilities":
+        target = F.one_hot(target, 3).float()
+    e = torch.tensor([margin], dtype=torch.float64).neg().exp()
+    exact = 6**0.5 * e / (1 + 2 * e)
+    found = scores.cross_entropy(logits, target)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_softmax_scores_reach_the_square_root_of_two_and_no_more() -> None:
+    logits = torch.tensor([[0.0, 200.0, 0.0]], dtype=torch.float64)
+    assert scores.cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(2**0.5)
+
+
+@some
+@given(
+    seeds, st.integers(1, 6), st.sampled_from([None, 1, 4]), st.booleans(), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+def test_binary_cross_entropy(
+    seed: int, K: int, m: int | None, weighted: bool, positives: bool, soft: bool
+) -> None:
+    torch.manual_seed(seed)
+    shape = (K,) if m is None else (K, m)
+    logits = torch.randn(shape, dtype=torch.float64) * 5
+    target = torch.rand(shape, dtype=torch.float64)
+    target = target if soft else target.round()
+    weight = torch.rand(shape, dtype=torch.float64) if weighted else None
+    pos_weight = torch.rand(shape[1:], dtype=torch.float64) * 4 if positives else None
+    options = {"weight": weight, "pos_weight": pos_weight}
+    found = scores.binary_cross_entropy_with_logits(logits, target, **options)
+    expected = by_autograd(
+        lambda z: F.binary_cross_entropy_with_logits(z, target, reduction="none", **options),
+        logits,
+    )
+    assert_scores(found, expected)
+
+
+def test_confident_sigmoids_do_not_cancel() -> None:
+    logits = torch.tensor([60.0, -60.0])
+    found = scores.binary_cross_entropy_with_logits(logits, torch.tensor([1.0, 0.0]))
+    exact = torch.tensor([-60.0, -60.0], dtype=torch.float64).exp()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+
+
+@some
+@given(seeds, st.integers(1, 5), st.lists(st.integers(1, 3), max_size=3))
+def test_mse_loss(seed: int, K: int, rest: list[int]) -> None:
+    torch.manual_seed(seed)
+    output, target = torch.randn(2, K, *rest, dtype=torch.float64)
+    expected = by_autograd(lambda y: F.mse_loss(y, target, reduction="none"), output)
+    assert_scores(scores.mse_loss(output, target), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_outputs_are_scored_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    z, y = torch.randn(5, 4).to(dtype), torch.randint(4, (5,))
+    labels = F.one_hot(y, 4).to(dtype)
+    found = [
+        scores.cross_entropy(z, y),
+        scores.cross_entropy(z, labels),
+        scores.binary_cross_entropy_with_logits(z, labels),
+        scores.mse_loss(z, labels),
+    ]
+    wide = [
+        scores.cross_entropy(z.float(), y),
+        scores.cross_entropy(z.float(), labels.float()),
+        scores.binary_cross_entropy_with_logits(z.float(), labels.float()),
+        scores.mse_loss(z.float(), labels.float()),
+    ]
+    for a, b in zip(found, wide, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+def test_under_autocast() -> None:
+    torch.manual_seed(0)
+    layer, x, y = torch.nn.Linear(6, 4), torch.randn(5, 6), torch.randint(4, (5,))
+    exact = scores.cross_entropy(layer(x), y)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = layer(x)
+        assert z.dtype == torch.bfloat16
+        found = scores.cross_entropy(z, y)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.01)
+
+
+# From the training step's own backward pass ------------------------------------------------------
+
+
+@some
+@given(
+    seeds, st.integers(1, 5), st.lists(st.integers(1, 3), max_size=3),
+    st.sampled_from([1.0, 65536.0]),
+)  # fmt: skip
+def test_output_norms_of_any_loss(seed: int, K: int, rest: list[int], scale: float) -> None:
+    torch.manual_seed(seed)
+
+    def losses(y: Tensor) -> Tensor:
+        return (y.sin() + y.square()).reshape(K, -1).prod(1)
+
+    x = torch.randn(K, *rest, dtype=torch.float64, requires_grad=True)
+    output = x * 2
+    output.retain_grad()
+    draw = a_draw(K)
+    (draw.mean(losses(output)) * scale).backward()
+    expected = by_autograd(losses, output)
+    assert_scores(scores.output_norms(draw, output, scale=scale), expected)
+
+
+def test_output_norms_agree_with_the_closed_form() -> None:
+    torch.manual_seed(0)
+    layer, x, y = torch.nn.Linear(6, 4), torch.randn(5, 6), torch.randint(4, (5,))
+    draw = a_draw(5)
+    logits = layer(x)
+    logits.retain_grad()
+    draw.mean(F.cross_entropy(logits, y, reduction="none")).backward()
+    found = scores.output_norms(draw, logits)
+    torch.testing.assert_close(found, scores.cross_entropy(logits, y), rtol=1e-4, atol=1e-6)
+
+
+def test_tiny_gradients_keep_their_norm() -> None:
+    output = torch.zeros(2, 3, requires_grad=True)
+    output.grad = torch.tensor([[3e-30, 4e-30, 0.0], [0.0, 0.0, 0.0]])
+    found = scores.output_norms(Draw(torch.full((2,), 2.0)), output)
+    torch.testing.assert_close(found, torch.tensor([5e-30, 0.0]), rtol=1e-6, atol=0)
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+z, y = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
+
+REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "logits": (lambda: scores.cross_entropy(torch.zeros(3, 4, 5), y), r"\(K, C\).*output_norms"),
+    "target": (lambda: scores.cross_entropy(z, y[:2]), r"shape \(3,\), got \(2,\)"),
+    "probabilities": (lambda: scores.cross_entropy(z, z[:2]), r"\(3, 4\), got \(2, 4\)"),
+    "class": (lambda: scores.cross_entropy(z, y + 4), "class 4, logits have 4 classes"),
+    "negative class": (lambda: scores.cross_entropy(z, y - 1), "class -1"),
+    "smoothing": (lambda: scores.cross_entropy(z, y, label_smoothing=2.0), "label_smoothing.*2.0"),
+    "binary": (
+        lambda: scores.binary_cross_entropy_with_logits(z, z[:, 0]), r"\(3, 4\) and \(3,\)",
+    ),
+    "binary dims": (
+        lambda: scores.binary_cross_entropy_with_logits(z[None], z[None]), r"\(1, 3, 4\)",
+    ),
+    "mse": (lambda: scores.mse_loss(z, z[:, :1]), r"\(3, 4\) and \(3, 1\)"),
+    "no grad": (
+        lambda: scores.output_norms(a_draw(3), z.clone().requires_grad_() * 1),
+        r"output.retain_grad\(\) before backward",
+    ),
+    "leaf without grad": (lambda: scores.output_norms(a_draw(3), z), "retain_grad"),
+    "first dimension": (lambda: scores.output_norms(a_draw(2), z), r"\(3, 4\).*K = 2"),
+    "scale": (lambda: scores.output_norms(a_draw(3), z, scale=0.0), "scale.*0.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refusals(kind: str) -> None:
+    call, message = REFUSED[kind]
+    with pytest.raises(ValueError, match=message):
+        call()
