@@ -4,7 +4,6 @@ example at a time through ordinary autograd."""
 import copy
 import gc
 import pickle
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from adambs.scores import ExactNorms
@@ -670,15 +670,21 @@ def test_two_forwards_then_two_backwards() -> None:
 
 def test_activation_checkpointing() -> None:
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def part() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
 
     class Model(nn.Module):
         def __init__(self, reentrant: bool) -> None:
             super().__init__()
-            self.first, self.body, self.reentrant = nn.Linear(3, 3), body, reentrant
+            self.first, self.parts = nn.Linear(3, 3), nn.ModuleList([part(), part()])
+            self.reentrant = reentrant
 
         def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.body, self.first(x), use_reentrant=self.reentrant)
+            x = self.first(x)
+            for part in self.parts:
+                x = checkpoint(part, x, use_reentrant=self.reentrant)
+            return x
 
     assert_exact(Model(True), normal(4, 3))
     assert_exact(Model(False), normal(4, 3))
@@ -696,11 +702,24 @@ def test_float32_and_bfloat16_autocast() -> None:
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
         with torch.autocast("cpu", torch.bfloat16):
-            # backward() inside autocast is discouraged and common
-            draw.mean(losses_of(model(x).float())).backward()
-        found = norms(draw)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected, rtol=0.1, atol=1e-3)
+            mean = draw.mean(losses_of(model(x).float()))
+        mean.backward()
+        mixed = norms(draw)
+        assert mixed.dtype == torch.float32
+        torch.testing.assert_close(mixed, expected, rtol=0.1, atol=1e-3)
+
+
+def test_backward_inside_autocast_is_squared_in_float32() -> None:
+    torch.manual_seed(0)
+    layer, x, draw = nn.Linear(40, 30), torch.randn(4, 50, 40), a_draw(4)
+    norms = ExactNorms(layer)
+    found = []
+    for inside in (False, True):
+        y = layer(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            draw.mean(losses_of(y)).backward()
+        found.append(norms(draw))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=0)
 
 
 def test_bfloat16_model_is_summed_in_float32() -> None:
@@ -716,17 +735,22 @@ def test_bfloat16_model_is_summed_in_float32() -> None:
 def test_inputs_are_freed_in_backward_and_without_it() -> None:
     model, x, draw, _ = setting()
     norms = ExactNorms(model)
-    seen: list[weakref.ref[Any]] = []
-    model[7].register_forward_pre_hook(lambda m, args: seen.append(weakref.ref(args[0]._base)))
+    seen: list[StorageWeakRef] = []
+    for layer in (model[3], model[7]):
+        layer.register_forward_pre_hook(
+            lambda m, args: seen.append(StorageWeakRef(args[0].untyped_storage()))
+        )
     gc.collect()
     gc.disable()  # by counting alone, not by the collector
     try:
         losses = losses_of(model(x))
+        assert not any(storage.expired() for storage in seen)
         del losses
-        assert seen[0]() is None
+        assert all(storage.expired() for storage in seen)
         losses = losses_of(model(x))
-        draw.mean(losses).backward()
-        assert seen[1]() is None
+        draw.mean(losses).backward()  # frees what autograd kept, though the losses live on
+        assert len(seen) == 4
+        assert all(storage.expired() for storage in seen)
     finally:
         gc.enable()
     norms(draw)

@@ -1,0 +1,42 @@
+"""What a measurement was made on."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("adambs", "torch", "numpy", "numba")
+
+
+def describe() -> dict[str, Any]:
+    """Processor, cores, threads, system and versions; nothing that names a person, a host or a path."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
