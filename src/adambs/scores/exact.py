@@ -27,8 +27,8 @@ from .rules import Unit, units
 class _Pass:
     """What one forward pass, and the backward pass through it, leave behind."""
 
-    uses: Counter[nn.Parameter] = field(default_factory=Counter)
-    backwards: set[int] = field(default_factory=set)
+    uses: Counter[nn.Parameter] = field(default_factory=Counter)  # gone back through, or still may
+    backwards: set[int] = field(default_factory=set)  # by `_backward_id`
     done: dict[nn.Parameter, tuple[str, Tensor]] = field(default_factory=dict)
     shared: dict[nn.Parameter, list[tuple[str, Piece]]] = field(default_factory=dict)
     twice: str | None = None  # the module that was gone back through a second time
@@ -57,8 +57,13 @@ class _Call:
         self.record = owner._recording
         leaves, self.spec = tree_flatten((args, kwargs))
         leaves = [v.detach() if isinstance(v, Tensor) else v for v in leaves]
-        self.leaves: list[Any] | None = leaves
         self.versions = _versions(leaves)
+        self.leaves: list[Any] | None = leaves
+        self.record.uses.update(unit.parameters[name] for name in names)
+
+    def __del__(self) -> None:
+        if getattr(self, "leaves", None) is not None:  # nobody will go back through it: no use
+            self.record.uses.subtract(self.unit.parameters[name] for name in self.names)
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         """Gradients have arrived: take the norms, let the inputs go."""
@@ -218,7 +223,6 @@ class ExactNorms:
             self._recording = _Pass()
         if unit.rerun:
             self._unchanged(unit, names, [*tree_leaves((args, kwargs)), *module.buffers()])
-        self._recording.uses.update(unit.parameters[name] for name in names)
         call = _Call(self, unit, names, args, kwargs)
         only = leaves[0] if len(leaves) == 1 else None
         if only is not None and not (only.is_leaf or only._is_view()):

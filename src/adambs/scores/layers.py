@@ -4,7 +4,7 @@ Every function takes a `Use` and returns the pieces of `pieces.py` by parameter 
 frozen parameters may be among them; the caller leaves them aside.
 """
 
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._use import Use
