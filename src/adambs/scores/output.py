@@ -41,6 +41,8 @@ def cross_entropy(
         )
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if weight is None and label_smoothing == 0.0 and target.shape == z.shape[:1]:
+        return _hard_targets(z, target, ignore_index)
     t = _target_mass(z, target.detach(), ignore_index, label_smoothing)
     if weight is not None:
         t = t * weight.detach().to(t)
@@ -51,6 +53,29 @@ def cross_entropy(
     top = t.argmax(1, keepdim=True)
     others = g.scatter(1, top, 0.0)
     return _norms(others.scatter(1, top, -others.sum(1, keepdim=True)))
+
+
+@torch.no_grad()
+def _hard_targets(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """The common case in a fifth of the operations: g_y = -(sum of the other p), g_c = p_c elsewhere.
+
+    In float64, whose squares underflow only below 1e-154.
+    """
+    kept = target != ignore_index
+    index = _classes(target, kept, z.shape[1]).unsqueeze(1)
+    g = z.double().softmax(1).scatter_(1, index, 0.0)
+    g.scatter_(1, index, g.sum(1, keepdim=True))
+    return (torch.linalg.vector_norm(g, dim=1) * kept).to(z)
+
+
+def _classes(target: Tensor, kept: Tensor, C: int) -> Tensor:
+    """The class indices, checked, with 0 in place of those that are ignored."""
+    index = target.detach().long() * kept
+    low, high = index.aminmax() if len(index) else (index.new_zeros(()), index.new_zeros(()))
+    if low < 0 or high >= C:
+        wrong = int(low) if low < 0 else int(high)
+        raise ValueError(f"target holds class {wrong}, logits have {C} classes")
+    return index
 
 
 def _target_mass(z: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> Tensor:
@@ -66,10 +91,7 @@ def _target_mass(z: Tensor, target: Tensor, ignore_index: int, smoothing: float)
     if target.shape != (K,):
         raise ValueError(f"target indices must have shape ({K},), got {tuple(target.shape)}")
     kept = target != ignore_index
-    wrong = target[kept & ((target < 0) | (target >= C))]
-    if len(wrong):
-        raise ValueError(f"target holds class {int(wrong[0])}, logits have {C} classes")
-    index = target.long().where(kept, 0).unsqueeze(1)
+    index = _classes(target, kept, C).unsqueeze(1)
     mass = torch.full_like(z, smoothing / C)
     mass.scatter_(1, index, 1 - smoothing + smoothing / C)
     return mass * kept.unsqueeze(1)

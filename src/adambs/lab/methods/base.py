@@ -1,0 +1,152 @@
+"""What a method is: which examples enter a step, with what weights, and which optimizer takes it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss for single examples, with what else the lab wants to know of it."""
+
+    losses: Callable[[Tensor, Tensor], Tensor]
+    """(outputs, targets) -> (K,) losses."""
+    scores: Callable[[Tensor, Tensor], Tensor]
+    """(outputs, targets) -> (K,) bounds on the gradient norms."""
+    guesses: Callable[[Tensor], Tensor]
+    """outputs -> (K,) classes."""
+    L: float
+    """A bound on the scores."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method trains, and with what."""
+
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss
+    batch_size: int
+    lr: float
+    steps: int
+    seed: int
+    """The budget: how many steps this run will take."""
+
+    @property
+    def n(self) -> int:
+        """Number of training examples."""
+        return len(self.targets)
+
+    @torch.no_grad()
+    def evaluate(self, indices: Tensor | Indices, what: str) -> Floats:
+        """``"losses"`` or ``"scores"`` of some examples, by a forward pass without gradients."""
+        index = torch.as_tensor(indices)
+        outputs = self.model(self.inputs[index])
+        values: Floats = getattr(self.loss, what)(outputs, self.targets[index]).double().numpy()
+        return values
+
+
+class Batch(Protocol):
+    """The examples of a step. ``adambs.Draw`` is one."""
+
+    @property
+    def indices(self) -> Tensor:
+        """Which examples."""
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The (weighted) mean of their losses, whose gradient the optimizer is given."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A batch without weights."""
+
+    indices: Tensor
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The plain mean."""
+        return losses.mean()
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A batch with a weight for each example."""
+
+    indices: Tensor
+    weights: Tensor
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """(1/K) sum of weights times losses."""
+        return (losses * self.weights.to(losses)).mean()
+
+
+class Method(ABC):
+    """One way to choose the examples of each step. A new one is a short class like those beside this file.
+
+    The loop that calls it is ``adambs.lab.training.train``: :meth:`choose`, forward, ``batch.mean``,
+    backward, :meth:`step`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    biased: ClassVar[bool] = False
+    """Whether the expected gradient differs from the full one."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.rng = np.random.default_rng([task.seed, 1])
+        self.optimizer = self.make_optimizer()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that takes the steps: Adam with the paper's constants."""
+        return torch.optim.Adam(self.task.model.parameters(), lr=self.task.lr)
+
+    @abstractmethod
+    def choose(self) -> Batch:
+        """The examples of the next step. May run forward passes; their time counts."""
+
+    def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
+        """Gradients are there: take the optimizer's step, and learn what there is to learn."""
+        self.optimizer.step()
+
+    def probabilities(self) -> Floats | None:
+        """The distribution over all examples, if the method has one. For the records; not timed."""
+        return None
+
+    def variance_reduction(self) -> float | None:
+        """Running estimate of the variance reduction against uniform sampling, if there is one."""
+        return None
+
+
+class Epochs:
+    """Indices in reshuffled passes over the data: every example once before any comes again."""
+
+    def __init__(self, n: int, rng: np.random.Generator) -> None:
+        self._n, self._rng = n, rng
+        self._order = np.empty(0, np.int64)
+
+    def take(self, count: int, *, whole_passes: bool = True) -> Indices:
+        """The next ``count`` indices, fewer at the end of a pass, as the last batch of a DataLoader is.
+
+        With ``whole_passes=False``, always ``count``, the next pass beginning where one ends.
+        """
+        if not len(self._order):
+            self._order = self._rng.permutation(self._n)
+        taken, self._order = self._order[:count], self._order[count:]
+        if len(taken) < count and not whole_passes:
+            taken = np.concatenate([taken, self.take(count - len(taken), whole_passes=False)])
+        return taken

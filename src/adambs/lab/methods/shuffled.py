@@ -1,0 +1,96 @@
+"""Adam and the plain SGD family on batches that are reshuffled each epoch, as everyone uses them."""
+
+import torch
+
+from adambs.lab.methods.base import Epochs, Method, Plain, Task
+
+KERAS = "the learning rate is Keras' default, since the paper names none"
+
+
+class Shuffled(Method):
+    """Reshuffled each epoch, every example once: what a DataLoader with ``shuffle=True`` does."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._epochs = Epochs(task.n, self.rng)
+
+    def choose(self) -> Plain:
+        """The next K of the pass."""
+        return Plain(torch.from_numpy(self._epochs.take(self.task.batch_size)))
+
+
+class Adam(Shuffled):
+    name = "adam"
+    title = "Adam"
+    summary = "Adam on batches reshuffled each epoch: the baseline"
+    citation = "Kingma and Ba, ICLR 2015"
+
+
+class AMSGrad(Shuffled):
+    name = "amsgrad"
+    title = "AMSGrad"
+    summary = "Adam with the largest second moment so far"
+    citation = "Reddi, Kale and Kumar, ICLR 2018"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.task.model.parameters(), lr=self.task.lr, amsgrad=True)
+
+
+class NAdam(Shuffled):
+    name = "nadam"
+    title = "Nadam"
+    summary = "Adam with Nesterov momentum"
+    citation = "Dozat, ICLR workshop 2016"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.NAdam(self.task.model.parameters(), lr=self.task.lr)
+
+
+class RMSprop(Shuffled):
+    name = "rmsprop"
+    title = "RMSprop"
+    summary = "gradients divided by a running root mean square"
+    citation = "Tieleman and Hinton, 2012"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(self.task.model.parameters(), lr=self.task.lr, alpha=0.9)
+
+
+class SGD(Shuffled):
+    name = "sgd"
+    title = "SGD"
+    summary = f"plain stochastic gradient descent, lr 0.01; {KERAS}"
+    citation = "Robbins and Monro, 1951"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.task.model.parameters(), lr=0.01)
+
+
+class Momentum(Shuffled):
+    name = "momentum"
+    title = "Momentum"
+    summary = f"SGD with momentum 0.9, lr 0.01; {KERAS}"
+    citation = "Polyak, 1964"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.task.model.parameters(), lr=0.01, momentum=0.9)
+
+
+class Adagrad(Shuffled):
+    name = "adagrad"
+    title = "Adagrad"
+    summary = f"gradients divided by the root of the sum of their squares, lr 0.01; {KERAS}"
+    citation = "Duchi, Hazan and Singer, JMLR 2011"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(self.task.model.parameters(), lr=0.01)
+
+
+class Adadelta(Shuffled):
+    name = "adadelta"
+    title = "Adadelta"
+    summary = f"Adagrad with a window and no units, lr 1; {KERAS}"
+    citation = "Zeiler, 2012"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adadelta(self.task.model.parameters(), lr=1.0, rho=0.95)

@@ -1,0 +1,132 @@
+"""The networks of the paper's experiments, as small as the paper leaves them, with a width to choose.
+
+Where the paper is silent the Keras examples of its time are the likeliest originals, and our choice:
+``cifar10_cnn``, ``mnist_cnn`` and ``imdb_cnn_lstm``.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def cifar_cnn(classes: int, *, width: float = 1.0) -> nn.Module:
+    """Section 5.2: four 3x3 convolutions, 2x2 pooling, dropout 0.25 after the 2nd and the 4th, FC 512.
+
+    Ours, after ``cifar10_cnn``: 32-32-pool-64-64-pool channels, the first of each pair padded, ReLU.
+    """
+    a, b, hidden = round(32 * width), round(64 * width), round(512 * width)
+    return nn.Sequential(
+        nn.Conv2d(3, a, 3, padding=1), nn.ReLU(), nn.Conv2d(a, a, 3), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.Conv2d(b, b, 3), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(b * 6 * 6, hidden), nn.ReLU(), nn.Linear(hidden, classes),
+    )  # fmt: skip
+
+
+def fashion_cnn(classes: int, *, width: float = 1.0) -> nn.Module:
+    """Section 5.2: two 3x3 convolutions, 2x2 pooling after the 2nd, FC 128.
+
+    Ours, after ``mnist_cnn``: 32 and 64 channels, no padding, ReLU.
+    """
+    a, b, hidden = round(32 * width), round(64 * width), round(128 * width)
+    return nn.Sequential(
+        nn.Conv2d(1, a, 3), nn.ReLU(), nn.Conv2d(a, b, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(b * 12 * 12, hidden), nn.ReLU(), nn.Linear(hidden, classes),
+    )  # fmt: skip
+
+
+def digits_cnn(classes: int) -> nn.Module:
+    """Ours: a small CNN for scikit-learn's 8x8 digits."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+class ReluLSTM(nn.Module):
+    """An LSTM whose gates are ReLUs: Keras' ``recurrent_activation="relu"``. Returns the last state.
+
+    The gates i, f, o are relu(.) instead of sigmoid(.); the cell keeps tanh. The forget bias starts at
+    one, as in Keras. torch has no such layer, so time is a loop here.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(inputs, 4 * hidden)
+        self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)
+        nn.init.xavier_uniform_(self.inputs.weight)
+        nn.init.zeros_(self.inputs.bias)
+        nn.init.ones_(self.inputs.bias[hidden : 2 * hidden])
+        for gate in self.recurrent.weight.chunk(4):
+            nn.init.orthogonal_(gate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(K, T, inputs) -> (K, hidden)."""
+        hidden = self.recurrent.in_features
+        h = c = x.new_zeros(len(x), hidden)
+        for projected in self.inputs(x).unbind(1):
+            i, f, o, g = (projected + self.recurrent(h)).chunk(4, dim=1)
+            c = F.relu(f) * c + F.relu(i) * g.tanh()
+            h = F.relu(o) * c.tanh()
+        return h
+
+
+class PixelRNN(nn.Module):
+    """Section 5.3: the pixels of an image as a sequence, LSTM 100 with ReLU recurrent activation, dense.
+
+    ``step`` pixels at a time: 1 is the paper's, 28 a row of MNIST.
+    """
+
+    def __init__(self, classes: int, *, step: int = 1, hidden: int = 100) -> None:
+        super().__init__()
+        self.step = step
+        self.lstm = ReluLSTM(step, hidden)
+        self.dense = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(K, 1, H, W) -> (K, classes)."""
+        logits: Tensor = self.dense(self.lstm(x.reshape(len(x), -1, self.step)))
+        return logits
+
+
+class RCNN(nn.Module):
+    """Section 5.4: convolution of width 5, max pooling of 4, LSTM, one dense output.
+
+    Ours, after ``imdb_cnn_lstm``: embedding 128, dropout 0.25, 64 filters, LSTM 70.
+    """
+
+    def __init__(self, vocabulary: int, *, width: float = 1.0) -> None:
+        super().__init__()
+        embedding, filters, hidden = round(128 * width), round(64 * width), round(70 * width)
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)  # Keras' own
+        self.dropout = nn.Dropout(0.25)
+        self.convolution = nn.Conv1d(embedding, filters, 5)
+        self.lstm = nn.LSTM(filters, hidden, batch_first=True)
+        self.dense = nn.Linear(hidden, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(K, T) token numbers -> (K,) logits."""
+        x = self.dropout(self.embedding(tokens)).transpose(1, 2)
+        x = F.max_pool1d(F.relu(self.convolution(x)), 4).transpose(1, 2)
+        states, _ = self.lstm(x)
+        logits: Tensor = self.dense(states[:, -1]).squeeze(1)
+        return logits
+
+
+def build(name: str, *, classes: int, seed: int, **options: float) -> nn.Module:
+    """A network by its name; the same parameters for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if name == "cifar-cnn":
+            return cifar_cnn(classes, **options)
+        if name == "fashion-cnn":
+            return fashion_cnn(classes, **options)
+        if name == "pixel-rnn":
+            return PixelRNN(classes, **{key: int(value) for key, value in options.items()})
+        if name == "rcnn":
+            return RCNN(20_000, **options)
+        if name == "digits-cnn":
+            return digits_cnn(classes)
+    raise ValueError(f"model {name!r} is unknown")
