@@ -84,7 +84,6 @@ class BanditOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), "sampler": self.sampler}
 
 
-@functools.cache
 def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]:
     """A torch optimizer with bandit sampling: ``with_bandit(torch.optim.SGD)(params, sampler, lr=0.1)``.
 
@@ -93,6 +92,11 @@ def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer class, not {optimizer!r}")
+    return _bandit_class(optimizer)  # type: ignore[arg-type]  # classes are hashable
+
+
+@functools.cache  # one class for each optimizer, so that isinstance works
+def _bandit_class(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]:
     return type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), {})
 
 

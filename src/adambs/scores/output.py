@@ -65,7 +65,8 @@ def _hard_targets(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     index = _classes(target, kept, z.shape[1]).unsqueeze(1)
     g = z.double().softmax(1).scatter_(1, index, 0.0)
     g.scatter_(1, index, g.sum(1, keepdim=True))
-    return (torch.linalg.vector_norm(g, dim=1) * kept).to(z)
+    norms: Tensor = torch.linalg.vector_norm(g, dim=1)
+    return (norms * kept).to(z)
 
 
 def _classes(target: Tensor, kept: Tensor, C: int) -> Tensor:

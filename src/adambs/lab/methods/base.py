@@ -39,8 +39,10 @@ class Task:
     batch_size: int
     lr: float
     steps: int
-    seed: int
     """The budget: how many steps this run will take."""
+    seed: int
+    one_lr: bool = False
+    """Whether methods with a learning rate of their own must use ``lr`` too."""
 
     @property
     def n(self) -> int:
@@ -49,10 +51,12 @@ class Task:
 
     @torch.no_grad()
     def evaluate(self, indices: Tensor | Indices, what: str) -> Floats:
-        """``"losses"`` or ``"scores"`` of some examples, by a forward pass without gradients."""
+        """``"losses"`` or ``"scores"`` of some examples: a forward pass without gradients or dropout."""
         index = torch.as_tensor(indices)
+        self.model.eval()
         outputs = self.model(self.inputs[index])
-        values: Floats = getattr(self.loss, what)(outputs, self.targets[index]).double().numpy()
+        self.model.train()
+        values: Floats = getattr(self.loss, what)(outputs, self.targets[index]).double().cpu().numpy()
         return values
 
 
@@ -104,16 +108,24 @@ class Method(ABC):
     biased: ClassVar[bool] = False
     """Whether the expected gradient differs from the full one."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    options: ClassVar[dict[str, Any]] = {}
+    """Of the optimizer; ``lr`` is the task's unless it stands here."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.rng = np.random.default_rng([task.seed, 1])
-        self.optimizer = self.make_optimizer()
+        self.optimizer: Any = self.make_optimizer()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that takes the steps: Adam with the paper's constants."""
-        return torch.optim.Adam(self.task.model.parameters(), lr=self.task.lr)
+        """The optimizer that takes the steps."""
+        make: Any = self.optimizer_class
+        return make(self.task.model.parameters(), **self.optimizer_options())  # type: ignore[no-any-return]
+
+    def optimizer_options(self) -> dict[str, Any]:
+        """``options`` with the learning rate."""
+        lr = self.task.lr if self.task.one_lr else self.options.get("lr", self.task.lr)
+        return {**self.options, "lr": lr}
 
     @abstractmethod
     def choose(self) -> Batch:

@@ -31,9 +31,7 @@ class AMSGrad(Shuffled):
     title = "AMSGrad"
     summary = "Adam with the largest second moment so far"
     citation = "Reddi, Kale and Kumar, ICLR 2018"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.task.model.parameters(), lr=self.task.lr, amsgrad=True)
+    options = {"amsgrad": True}
 
 
 class NAdam(Shuffled):
@@ -41,9 +39,7 @@ class NAdam(Shuffled):
     title = "Nadam"
     summary = "Adam with Nesterov momentum"
     citation = "Dozat, ICLR workshop 2016"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.NAdam(self.task.model.parameters(), lr=self.task.lr)
+    optimizer_class = torch.optim.NAdam
 
 
 class RMSprop(Shuffled):
@@ -51,9 +47,8 @@ class RMSprop(Shuffled):
     title = "RMSprop"
     summary = "gradients divided by a running root mean square"
     citation = "Tieleman and Hinton, 2012"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(self.task.model.parameters(), lr=self.task.lr, alpha=0.9)
+    optimizer_class = torch.optim.RMSprop
+    options = {"alpha": 0.9}
 
 
 class SGD(Shuffled):
@@ -61,9 +56,8 @@ class SGD(Shuffled):
     title = "SGD"
     summary = f"plain stochastic gradient descent, lr 0.01; {KERAS}"
     citation = "Robbins and Monro, 1951"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.task.model.parameters(), lr=0.01)
+    optimizer_class = torch.optim.SGD
+    options = {"lr": 0.01}
 
 
 class Momentum(Shuffled):
@@ -71,9 +65,8 @@ class Momentum(Shuffled):
     title = "Momentum"
     summary = f"SGD with momentum 0.9, lr 0.01; {KERAS}"
     citation = "Polyak, 1964"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.task.model.parameters(), lr=0.01, momentum=0.9)
+    optimizer_class = torch.optim.SGD
+    options = {"lr": 0.01, "momentum": 0.9}
 
 
 class Adagrad(Shuffled):
@@ -81,9 +74,8 @@ class Adagrad(Shuffled):
     title = "Adagrad"
     summary = f"gradients divided by the root of the sum of their squares, lr 0.01; {KERAS}"
     citation = "Duchi, Hazan and Singer, JMLR 2011"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.Adagrad(self.task.model.parameters(), lr=0.01)
+    optimizer_class = torch.optim.Adagrad
+    options = {"lr": 0.01}
 
 
 class Adadelta(Shuffled):
@@ -91,6 +83,5 @@ class Adadelta(Shuffled):
     title = "Adadelta"
     summary = f"Adagrad with a window and no units, lr 1; {KERAS}"
     citation = "Zeiler, 2012"
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.Adadelta(self.task.model.parameters(), lr=1.0, rho=0.95)
+    optimizer_class = torch.optim.Adadelta
+    options = {"lr": 1.0, "rho": 0.95}

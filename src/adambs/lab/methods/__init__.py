@@ -1,0 +1,43 @@
+"""Methods for choosing examples, behind one interface. A new one is one short class; see docs/methods.md."""
+
+from adambs.lab.methods import bandit, shuffled, today
+from adambs.lab.methods.base import Batch, Loss, Method, Plain, Task, Weighted
+
+_PLAIN: list[type[Method]] = [
+    shuffled.SGD,
+    shuffled.Momentum,
+    shuffled.Adagrad,
+    shuffled.RMSprop,
+    shuffled.NAdam,
+    shuffled.Adadelta,
+]
+
+_ALL: list[type[Method]] = [
+    shuffled.Adam,
+    bandit.AdamBS,
+    bandit.AdamBSExp3,
+    bandit.AdamImpt,
+    bandit.AdamApt,
+    bandit.AdamUni,
+    shuffled.AMSGrad,
+    bandit.AMSGradBS,
+    bandit.Release,
+    today.InfoBatch,
+    today.SelectiveBackprop,
+    today.OnlineBatchSelection,
+    today.LossProportional,
+    *_PLAIN,
+    *(bandit.with_bandit(method) for method in _PLAIN),
+]
+
+METHODS = {method.name: method for method in _ALL}
+
+
+def find(name: str) -> type[Method]:
+    """The method of that name; an unknown one gets the list of the known."""
+    if name not in METHODS:
+        raise ValueError(f"method {name!r} is unknown; the known ones are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+__all__ = ["METHODS", "Batch", "Loss", "Method", "Plain", "Task", "Weighted", "find"]

@@ -1,0 +1,233 @@
+"""Runs methods against each other, fairly, and writes down what happens as it happens.
+
+All methods of a seed start from the same parameters and take turns, slice by slice, in one process: a
+busy machine hurts all alike. The clock counts training only, each method's own overhead included;
+evaluation is outside it. A seed that was interrupted is begun again, its old lines void; finished seeds
+are never run twice.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from adambs.lab import machine, methods, models, records, training
+from adambs.lab.datasets import Data
+from adambs.lab.experiments import Experiment
+from adambs.lab.methods import Method, Task
+
+# How many examples of the highest and of the lowest p a record shows, and how often.
+_SHOWN = 12
+_LOOKS_AT_P = (0.1, 0.5, 1.0)
+
+Progress = Callable[[int, int, dict[str, dict[str, Any]]], None]
+"""Called after each slice with the seed, the slice, and the last line of each method."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment with everything decided."""
+
+    experiment: Experiment
+    scale: str
+    method_names: tuple[str, ...]
+    slices: int = 20
+    threads: int = 2
+    device: str = "cpu"
+    one_lr: bool = False
+    differs: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def steps(self, n: int) -> int:
+        """The budget of each method."""
+        return max(1, math.ceil(self.experiment.epochs * n / self.experiment.batch_size))
+
+    def config(self, data: Data) -> dict[str, Any]:
+        """What the numbers depend on; a run with another configuration is refused."""
+        n = len(data.train)
+        steps = self.steps(n)
+        return {
+            "experiment": self.experiment.name,
+            "title": self.experiment.title,
+            "figure": self.experiment.figure,
+            "scale": self.scale,
+            "differs": self.differs,
+            **self.experiment.settings(),
+            "n": n,
+            "n_test": len(data.test),
+            "classes": list(data.classes),
+            "one_lr": self.one_lr,
+            "steps": steps,
+            "slices": min(self.slices, steps),
+            "methods": list(self.method_names),
+            "threads": self.threads,
+            "device": self.device,
+            **self.extra,
+        }
+
+
+@dataclass
+class _Contestant:
+    """A method in the middle of its run."""
+
+    method: Method
+    random_state: torch.Tensor
+    step: int = 0
+    seconds: float = 0.0
+    examples: int = 0
+
+
+def run(
+    plan: Plan,
+    data: Data,
+    seeds: list[int],
+    folder: Path,
+    *,
+    command: str,
+    progress: Progress = lambda seed, index, lines: None,
+) -> records.Run:
+    """Run what is not yet in the records of ``folder``, and return all of them."""
+    chosen = {name: methods.find(name) for name in plan.method_names}
+    about = {
+        name: {key: getattr(method, key) for key in ("title", "summary", "citation", "biased")}
+        for name, method in chosen.items()
+    }
+    torch.set_num_threads(plan.threads)
+    config = plan.config(data)
+    writer = records.Writer(folder, config, about)
+    todo = [seed for seed in seeds if seed not in writer.run.finished]
+    if todo:
+        writer.append({"kind": "session", "command": command, "machine": machine.describe()})
+    for seed in todo:
+        _run_seed(plan, data, seed, chosen, config, writer, progress)
+    return records.read(folder)
+
+
+def _run_seed(
+    plan: Plan,
+    data: Data,
+    seed: int,
+    chosen: dict[str, type[Method]],
+    config: dict[str, Any],
+    writer: records.Writer,
+    progress: Progress,
+) -> None:
+    steps, slices = config["steps"], config["slices"]
+    tensors = [tensor.to(plan.device) for tensor in (*data.train.tensors, *data.test.tensors)]
+    contestants = {
+        name: _contestant(plan, method, data, seed, steps, tensors) for name, method in chosen.items()
+    }
+    writer.append({"kind": "begin", "seed": seed})
+    looks = {max(1, round(share * slices)) for share in _LOOKS_AT_P}
+    names = list(contestants)
+    last: dict[str, dict[str, Any]] = {}
+    for index in range(slices + 1):
+        target = round(steps * index / slices)
+        first = index % len(names)  # a different one begins each round
+        for name in names[first:] + names[:first]:
+            contestant = contestants[name]
+            _advance(contestant, target)
+            last[name] = {"kind": "slice", "seed": seed, "method": name, **_measure(contestant, tensors)}
+            writer.append(last[name])
+            if index in looks:
+                shown = _distribution(contestant, data, tensors[0])
+                if shown:
+                    writer.append({"kind": "distribution", "seed": seed, "method": name, **shown})
+        progress(seed, index, last)
+    writer.append({"kind": "end", "seed": seed})
+
+
+def _contestant(
+    plan: Plan, method: type[Method], data: Data, seed: int, steps: int, tensors: list[torch.Tensor]
+) -> _Contestant:
+    """The method at its start; it has been warmed up on a copy, so that nothing compiles on the clock."""
+    experiment = plan.experiment
+    model = models.build(
+        experiment.model, classes=len(data.classes), seed=seed, **experiment.model_options
+    ).to(plan.device)
+
+    def task(model: torch.nn.Module) -> Task:
+        loss = training.LOSSES[experiment.loss]
+        settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr)
+        return Task(model, tensors[0], tensors[1], loss, *settings)
+
+    with torch.random.fork_rng():
+        training.train(method(task(copy.deepcopy(model))), 2)
+        torch.manual_seed(seed)
+        return _Contestant(method(task(model)), torch.get_rng_state())
+
+
+def _advance(contestant: _Contestant, target: int) -> None:
+    """Train up to step ``target``, on the clock, with the method's own random state for dropout."""
+    count = target - contestant.step
+    with torch.random.fork_rng():
+        torch.set_rng_state(contestant.random_state)
+        start = time.perf_counter()
+        contestant.examples += training.train(contestant.method, count)
+        if contestant.method.task.inputs.is_cuda:
+            torch.cuda.synchronize()
+        contestant.seconds += time.perf_counter() - start if count else 0.0
+        contestant.random_state = torch.get_rng_state()
+    contestant.step = target
+
+
+def _measure(contestant: _Contestant, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    method = contestant.method
+    task = method.task
+    train_loss, train_error = training.evaluate(task.model, tensors[0], tensors[1], task.loss)
+    test_loss, test_error = training.evaluate(task.model, tensors[2], tensors[3], task.loss)
+    p = method.probabilities()
+    return {
+        "step": contestant.step,
+        "epoch": contestant.examples / task.n,
+        "seconds": contestant.seconds,
+        "examples": contestant.examples,
+        "train_loss": _finite(train_loss),
+        "train_error": train_error,
+        "test_loss": _finite(test_loss),
+        "test_error": test_error,
+        "ess": None if p is None else float(1 / (len(p) * np.square(p).sum())),
+        "variance_reduction": method.variance_reduction(),
+    }
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity: a diverged run is a very large loss, not a missing one."""
+    return value if math.isfinite(value) else 1e300
+
+
+@torch.no_grad()
+def _distribution(contestant: _Contestant, data: Data, inputs: torch.Tensor) -> dict[str, Any] | None:
+    """How p looks now, and which examples it likes best and least."""
+    method = contestant.method
+    p = method.probabilities()
+    if p is None:
+        return None
+    n = len(p)
+    order = np.argsort(p, kind="stable")
+    model = method.task.model.eval()
+
+    def shown(indices: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+        guesses = method.task.loss.guesses(model(inputs[torch.as_tensor(indices.copy())])).tolist()
+        return [
+            {
+                "index": int(i),
+                "ratio": float(n * p[i]),
+                "guess": data.classes[guess],
+                **data.example(int(i)),
+            }
+            for i, guess in zip(indices, guesses, strict=True)
+        ]
+
+    return {
+        "step": contestant.step,
+        "quantiles": np.quantile(n * p, np.linspace(0, 1, 101)).round(6).tolist(),
+        "highest": shown(order[::-1][:_SHOWN]),
+        "lowest": shown(order[:_SHOWN]),
+    }

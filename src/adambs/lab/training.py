@@ -1,0 +1,63 @@
+"""The training loop: one, visible, the same for all methods. And the evaluation, outside the clock."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import adambs
+from adambs.lab.methods import Loss, Method
+
+
+def train(method: Method, steps: int) -> int:
+    """So many steps of a method; returns how many examples' gradients were computed."""
+    task = method.task
+    task.model.train()
+    examples = 0
+    for _ in range(steps):
+        batch = method.choose()
+        targets = task.targets[batch.indices]
+        outputs = task.model(task.inputs[batch.indices])
+        losses = task.loss.losses(outputs, targets)
+        method.optimizer.zero_grad()
+        batch.mean(losses).backward()  # type: ignore[no-untyped-call]
+        method.step(batch, outputs, targets, losses)
+        examples += len(targets)
+    return examples
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> tuple[float, float]:
+    """Mean loss and share of wrong guesses over a whole data set."""
+    model.eval()
+    total, wrong = 0.0, 0
+    for x, y in zip(torch.split(inputs, 1000), torch.split(targets, 1000), strict=True):
+        outputs = model(x)
+        total += loss.losses(outputs, y).double().sum().item()
+        wrong += int((loss.guesses(outputs) != y).sum())
+    return total / len(targets), wrong / len(targets)
+
+
+def _sigmoid_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs), reduction="none")
+
+
+def _sigmoid_scores(outputs: Tensor, targets: Tensor) -> Tensor:
+    return adambs.scores.binary_cross_entropy_with_logits(outputs, targets.to(outputs))
+
+
+LOSSES = {
+    "softmax": Loss(
+        losses=lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+        scores=adambs.scores.cross_entropy,
+        guesses=lambda outputs: outputs.argmax(1),
+        L=math.sqrt(2),
+    ),
+    "sigmoid": Loss(
+        losses=_sigmoid_losses,
+        scores=_sigmoid_scores,
+        guesses=lambda outputs: (outputs > 0).long(),
+        L=1.0,
+    ),
+}
