@@ -22,9 +22,10 @@ from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Method, Task
 
-# How many examples of the highest and of the lowest p a record shows, and how often.
-_SHOWN = 12
+# When a record shows how p looks, as shares of the budget; and how many examples of the highest and of
+# the lowest p it shows at the end of the first seed (once: pictures are large).
 _LOOKS_AT_P = (0.1, 0.5, 1.0)
+_SHOWN = 12
 
 Progress = Callable[[int, int, dict[str, dict[str, Any]]], None]
 """Called after each slice with the seed, the slice, and the last line of each method."""
@@ -136,7 +137,8 @@ def _run_seed(
             last[name] = {"kind": "slice", "seed": seed, "method": name, **_measure(contestant, tensors)}
             writer.append(last[name])
             if index in looks:
-                shown = _distribution(contestant, data, tensors[0])
+                count = _SHOWN if index == slices and not writer.run.finished else 0
+                shown = _distribution(contestant, data, tensors[0], count)
                 if shown:
                     writer.append({"kind": "distribution", "seed": seed, "method": name, **shown})
         progress(seed, index, last)
@@ -203,8 +205,10 @@ def _finite(value: float) -> float:
 
 
 @torch.no_grad()
-def _distribution(contestant: _Contestant, data: Data, inputs: torch.Tensor) -> dict[str, Any] | None:
-    """How p looks now, and which examples it likes best and least."""
+def _distribution(
+    contestant: _Contestant, data: Data, inputs: torch.Tensor, count: int
+) -> dict[str, Any] | None:
+    """How p looks now, and the ``count`` examples that it likes best and least."""
     method = contestant.method
     p = method.probabilities()
     if p is None:
@@ -214,6 +218,8 @@ def _distribution(contestant: _Contestant, data: Data, inputs: torch.Tensor) -> 
     model = method.task.model.eval()
 
     def shown(indices: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+        if not count:
+            return []
         guesses = method.task.loss.guesses(model(inputs[torch.as_tensor(indices.copy())])).tolist()
         return [
             {
@@ -228,6 +234,6 @@ def _distribution(contestant: _Contestant, data: Data, inputs: torch.Tensor) -> 
     return {
         "step": contestant.step,
         "quantiles": np.quantile(n * p, np.linspace(0, 1, 101)).round(6).tolist(),
-        "highest": shown(order[::-1][:_SHOWN]),
-        "lowest": shown(order[:_SHOWN]),
+        "highest": shown(order[::-1][:count]),
+        "lowest": shown(order[:count]),
     }

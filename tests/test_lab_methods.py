@@ -1,0 +1,283 @@
+"""The lab's methods: each learns, and each does what its paper promises."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.datasets import load_digits
+
+import adambs
+from adambs.lab import methods, models, training
+from adambs.lab.methods import METHODS, Plain, Task, Weighted
+from adambs.lab.methods.base import Epochs
+
+PIXELS, DIGITS = load_digits(return_X_y=True)
+X = torch.from_numpy(PIXELS).float().view(-1, 1, 8, 8) / 16
+Y = torch.from_numpy(DIGITS)
+
+
+def digits_task(seed=0, steps=500, n=None, batch_size=32, lr=2e-3, model=None):
+    model = model or models.build("digits-cnn", classes=10, seed=seed)
+    return Task(model, X[:n], Y[:n], training.LOSSES["softmax"], batch_size, lr, steps, seed)
+
+
+# Plain SGD at its small learning rate needs more steps. The published code's rule puts nearly all of p on
+# a handful of the 1,797 digits and, without weights, forgets the others: it learns, but not well.
+STEPS = {"sgd": 1500, "sgd-bs": 1500}
+GOALS = {"adambs-release": 1.9}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_the_digits(name):
+    task = digits_task(steps=STEPS.get(name, 500))
+    method = METHODS[name](task)
+    before, _ = training.evaluate(task.model, X, Y, task.loss)
+    examples = training.train(method, task.steps)
+    after, error = training.evaluate(task.model, X, Y, task.loss)
+    assert before > 2.2
+    assert after < GOALS.get(name, 0.6)
+    assert error < 0.5
+    assert examples > 0.9 * task.steps * task.batch_size
+    for attribute in ("title", "summary", "citation"):
+        assert getattr(method, attribute)
+
+
+def test_an_unknown_method_gets_the_list_of_the_known():
+    with pytest.raises(ValueError, match=r"method 'adamw' is unknown; the known ones are adam, adambs"):
+        methods.find("adamw")
+
+
+def z_scores(samples, truth):
+    samples = np.asarray(samples)
+    error = samples.std(0, ddof=1) / math.sqrt(len(samples))
+    return np.abs(samples.mean(0) - truth) / error
+
+
+# ---------------------------------------------------------------------- where one method is another
+
+
+def test_adambs_with_the_uniform_rule_is_adam_with_replacement(monkeypatch):
+    monkeypatch.setattr(methods.bandit.AdamBS, "rule", lambda self, task: adambs.Uniform())
+    ours, theirs = digits_task(steps=20), digits_task(steps=20)
+    training.train(methods.bandit.AdamBS(ours), 20)
+    sampler = adambs.BanditSampler(ours.n, 32, rule=adambs.Uniform(), seed=0)
+    adam = torch.optim.Adam(theirs.model.parameters(), lr=theirs.lr)
+    for _ in range(20):
+        i = sampler.draw().indices
+        adam.zero_grad()
+        theirs.loss.losses(theirs.model(X[i]), Y[i]).mean().backward()
+        adam.step()
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_prefixed_batches_of_one_are_algorithm_2_with_k_1():
+    apt = methods.bandit.AdamApt(digits_task(n=50, batch_size=1))
+    order = torch.cat(apt.batches)
+    assert sorted(order.tolist()) == list(range(50))
+    plain = digits_task(n=50, batch_size=1)
+    one = methods.bandit.AdamBSExp3(
+        Task(plain.model, X[order], Y[order], plain.loss, 1, plain.lr, plain.steps, plain.seed)
+    )
+    training.train(apt, 200)
+    training.train(one, 200)
+    np.testing.assert_allclose(apt.sampler.probabilities(), one.probabilities(), rtol=1e-6)
+    for a, b in zip(apt.task.model.parameters(), one.task.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert np.ptp(one.probabilities()) > 0
+
+
+def test_importance_sampling_with_equal_scores_is_uniform():
+    method = methods.bandit.AdamImpt(digits_task())
+    drawn = [method.draw(np.arange(100, 196), np.full(96, 0.3)) for _ in range(300)]
+    counts = np.bincount(torch.cat([batch.indices for batch in drawn]) - 100, minlength=96)
+    assert stats.chisquare(counts).pvalue > 1e-3
+    for batch in drawn:
+        np.testing.assert_allclose(batch.weights, 1, rtol=1e-12)
+
+
+def test_amsgrad_bs_and_the_sgd_family_use_the_optimizers_they_name():
+    task = digits_task()
+    assert METHODS["amsgrad-bs"](task).optimizer.defaults["amsgrad"]
+    momentum = METHODS["momentum-bs"](task).optimizer
+    assert isinstance(momentum, torch.optim.SGD)
+    assert (momentum.defaults["momentum"], momentum.defaults["lr"]) == (0.9, 0.01)
+    one_lr = Task(task.model, X, Y, task.loss, 32, 0.5, 10, 0, one_lr=True)
+    assert METHODS["sgd"](one_lr).optimizer.defaults["lr"] == 0.5
+
+
+# ---------------------------------------------------------------------- what each paper promises
+
+
+def test_reshuffling_sees_every_example_once_an_epoch():
+    epochs = Epochs(50, np.random.default_rng(0))
+    passes = [np.concatenate([epochs.take(8) for _ in range(7)]) for _ in range(2)]
+    for seen in passes:
+        assert sorted(seen) == list(range(50))
+    assert not np.array_equal(*passes)
+    assert len(epochs.take(120, whole_passes=False)) == 120
+
+
+def test_adam_impt_is_unbiased_and_its_gate_is_the_papers():
+    method = methods.bandit.AdamImpt(digits_task())
+    rng = np.random.default_rng(0)
+    scores, values = rng.gamma(0.5, 1, 96), rng.normal(size=len(Y))
+    candidates = rng.permutation(len(Y))[:96]
+    estimates = []
+    for _ in range(3000):
+        batch = method.draw(candidates, scores)
+        estimates.append((batch.weights.numpy() * values[batch.indices]).mean())
+    assert z_scores(estimates, values[candidates].mean()) < 4
+
+    g = scores / scores.sum()
+    tau = 1 / math.sqrt(1 - ((g - 1 / 96) ** 2).sum() / (g**2).sum())  # as Katharopoulos and Fleuret write it
+    fresh = methods.bandit.AdamImpt(digits_task())
+    fresh._observe(scores)
+    assert fresh.tau == pytest.approx(0.1 * tau, rel=1e-12)
+    assert fresh.threshold == pytest.approx((3 * 32 + 3 * 32) / (3 * 32))
+
+
+def test_adam_impt_is_uniform_until_it_pays():
+    method = methods.bandit.AdamImpt(digits_task())
+    assert isinstance(method.choose(), Plain)
+    for _ in range(40):
+        method._observe(np.r_[np.zeros(90), np.ones(6)])  # tau = 4
+    batch = method.choose()
+    assert isinstance(batch, Weighted)
+    assert len(batch.indices) == 32
+
+
+def test_adam_impt_survives_scores_that_are_all_zero():
+    method = methods.bandit.AdamImpt(digits_task())
+    method._observe(np.zeros(96))
+    np.testing.assert_allclose(method.draw(np.arange(96), np.zeros(96)).weights, 1)
+
+
+@pytest.mark.parametrize("name", ["adam-apt", "adam-uni"])
+def test_prefixed_batches_are_unbiased_with_a_smaller_last_batch(name):
+    method = METHODS[name](digits_task(n=70))  # batches of 32, 32 and 6
+    values = np.random.default_rng(0).normal(size=70) + 1
+    estimates = []
+    for _ in range(4000):
+        batch = method.choose()
+        estimates.append(float((batch.weights.numpy() * values[batch.indices]).mean()))
+        method.sampler.update(method._draw, [abs(estimates[-1]) % 1.4])
+    assert z_scores(estimates, values.mean()) < 4
+
+
+def test_infobatch_keeps_the_expected_gradient():
+    method = METHODS["infobatch"](digits_task(n=200))
+    order, weights = method.epoch()
+    assert sorted(order.tolist()) == list(range(200))  # nothing is known yet: all of them, weight one
+    assert (weights == 1).all()
+    rng = np.random.default_rng(0)
+    method.last_losses = rng.gamma(1, 1, 200)
+    small = method.last_losses < method.last_losses.mean()
+    values = rng.normal(size=200)
+    sums, sizes = [], []
+    for _ in range(3000):
+        order, weights = method.epoch()
+        sums.append((weights.numpy() * values[order]).sum())
+        sizes.append(len(order))
+        assert set(np.flatnonzero(~small)) <= set(order.tolist())
+    assert z_scores(sums, values.sum()) < 4
+    assert np.mean(sizes) == pytest.approx(200 - small.sum() / 2, rel=0.01)
+    method.steps = math.ceil(0.875 * method.task.steps)  # the end of the budget sees all again
+    assert len(method.epoch()[0]) == 200
+
+
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_selective_backprop_accepts_one_in_beta_plus_one(beta):
+    method = METHODS["selective-backprop"](digits_task())
+    method.beta = beta
+    rng = np.random.default_rng(0)
+    chosen, losses = [], []
+    for _ in range(500):
+        batch = rng.gamma(1, 1, 32)
+        chosen.append(method.select(batch))
+        losses.append(batch)
+    chosen, losses = np.concatenate(chosen[40:]), np.concatenate(losses[40:])
+    assert chosen.mean() == pytest.approx(1 / (beta + 1), abs=0.01)
+    quantile = stats.rankdata(losses) / len(losses)
+    for low in (0.1, 0.5, 0.8):  # and an example of quantile q with probability q^beta
+        near = np.abs(quantile - low) < 0.05
+        assert chosen[near].mean() == pytest.approx(low**beta, abs=0.04)
+
+
+def test_selective_backprop_trains_on_full_batches():
+    method = METHODS["selective-backprop"](digits_task())
+    assert [len(method.choose().indices) for _ in range(5)] == [32] * 5
+    assert method.offered > method.selected >= 160
+
+
+@pytest.mark.parametrize("s_e", [1.0, 10.0, 100.0])
+def test_online_batch_selection_draws_ranks_with_exponential_decay(s_e):
+    method = METHODS["online-batch-selection"](digits_task(n=40))
+    ranks = np.concatenate([method.ranks(s_e) for _ in range(1500)])
+    p = s_e ** (-np.arange(40) / 40)
+    assert stats.chisquare(np.bincount(ranks, minlength=40), p / p.sum() * len(ranks)).pvalue > 1e-3
+
+
+def test_online_batch_selection_prefers_large_losses_after_a_first_epoch():
+    method = METHODS["online-batch-selection"](digits_task(n=64, batch_size=32))
+    for _ in range(2):
+        batch = method.choose()
+        method.step(batch, None, None, batch.indices.float())  # the loss of example i is i
+    assert sorted(method.last_losses) == list(range(64))
+    drawn = torch.cat([method.choose().indices for _ in range(300)]).numpy()
+    assert drawn.mean() > 40
+
+
+def test_loss_proportional_is_unbiased_and_proportional():
+    method = METHODS["loss-proportional"](digits_task(n=60))
+    rng = np.random.default_rng(0)
+    losses, values = rng.gamma(0.7, 1, 60) + 1e-3, rng.normal(size=60)
+    method.step(Plain(torch.arange(60)), None, None, torch.from_numpy(losses))
+    p = method.probabilities()
+    np.testing.assert_allclose(p, 0.9 * losses / losses.sum() + 0.1 / 60, rtol=1e-12)
+    estimates, counts = [], np.zeros(60)
+    for _ in range(3000):
+        batch = method.choose()
+        estimates.append((batch.weights.numpy() * values[batch.indices]).mean())
+        np.add.at(counts, batch.indices.numpy(), 1)
+    assert z_scores(estimates, values.mean()) < 4
+    assert stats.chisquare(counts, p * counts.sum()).pvalue > 1e-3
+
+
+def test_release_is_the_published_rule():
+    method = METHODS["adambs-release"](digits_task(n=4))
+    assert method.biased
+    method.learn(np.array([0, 1]), np.array([0.2, 1.0]))  # rescaled to 0 and 1; n p = 1
+    expected = np.array([1, math.e, 1, 1]) / 4
+    expected /= expected.sum()
+    np.testing.assert_allclose(method.p, expected, rtol=1e-12)
+    method.learn(np.array([2]), np.array([0.6]))  # half of the running range
+    expected[2] *= math.exp(0.25 / (4 * expected[2]) ** 3)
+    np.testing.assert_allclose(method.p, expected / expected.sum(), rtol=1e-12)
+
+
+def test_release_stays_a_distribution_when_its_exponential_overflows():
+    method = METHODS["adambs-release"](digits_task(n=1000))
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        batch = method.choose()
+        assert isinstance(batch, Plain)
+        method.learn(batch.indices.numpy(), rng.gamma(0.3, 1, 32))
+    assert method.p.sum() == pytest.approx(1, abs=1e-9)
+    assert method.p.min() > 0
+
+
+def test_scoring_leaves_dropout_and_the_model_as_they_were():
+    task = digits_task(
+        model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
+    )
+    before = copy.deepcopy(task.model.state_dict())
+    once, twice = (task.evaluate(np.arange(10), "losses") for _ in range(2))
+    np.testing.assert_array_equal(once, twice)
+    assert task.model.training
+    assert all(
+        torch.equal(a, b) for a, b in zip(before.values(), task.model.state_dict().values(), strict=True)
+    )
