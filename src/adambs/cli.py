@@ -1,5 +1,6 @@
-"""The command line: parsing and printing only."""
+"""The command line: parsing and printing only. Each command imports what it needs: --help is quick."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,8 @@ from typing import Annotated
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
 except ModuleNotFoundError as missing:
     sys.exit(f"The adambs command needs {missing.name}: pip install 'adambs[lab]'")
 
@@ -16,24 +19,148 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+data_app = typer.Typer(help="The data sets: what is there, and how to get the rest.")
+app.add_typer(data_app, name="data")
 console = Console()
 
-
-@app.callback()
-def _root() -> None:
-    """Keep subcommands even while there is only one."""
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Data folder; else $ADAMBS_DATA, else the user's cache folder."),
+]
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 5,
-    epochs: Annotated[int, typer.Option(help="Epochs of each run.", min=1)] = 20,
 ) -> None:
-    """Adam against AdamBS on scikit-learn's digits, from the same start, in a minute or two."""
+    """Adam, Adam-impt and AdamBS on scikit-learn's digits, balanced and long-tailed: a few minutes."""
     from adambs.lab.demo import run_demo
 
-    run_demo(console, out, seeds, epochs)
+    run_demo(console, out, seeds, command=_command())
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="One of `adambs experiments`.")],
+    scale: Annotated[str, typer.Option(help="quick (minutes) or paper (the paper's size).")] = "quick",
+    methods: Annotated[str | None, typer.Option(help="Of `adambs methods`, separated by commas.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
+    epochs: Annotated[float | None, typer.Option(help="Instead of the experiment's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Instead of the experiment's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Instead of the experiment's, for all methods.")] = None,
+    long_tail: Annotated[
+        float | None, typer.Option(help="Make the largest class this many times the smallest.")
+    ] = None,
+    slices: Annotated[int | None, typer.Option(help="How often to look at the losses.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch; 2 if not given.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu if not given.")] = None,
+    data: DataFolder = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-SCALE if not given.")] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
+) -> None:
+    """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
+    from adambs.lab import reproduce as lab
+
+    chosen = tuple(name.strip() for name in methods.split(",")) if methods else None
+    plan = lab.make_plan(
+        experiment,
+        scale,
+        lab.Overrides(chosen, epochs, batch_size, lr, long_tail, slices, threads, device),
+    )
+    folder = out or Path("runs") / f"{experiment}-{scale}"
+    loaded = lab.prepare(plan, data)
+    if plan.differs:
+        console.print(f"Unlike the paper: {plan.differs}.")
+    try:
+        lab.run_with_progress(
+            console, plan, loaded, seeds, folder, command=_command(), tensorboard=tensorboard
+        )
+    except KeyboardInterrupt:
+        console.print("Stopped. What is done is kept; the same command goes on from here.")
+    _write_report([folder], folder)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report; the first run's if not given.")
+    ] = None,
+) -> None:
+    """Write the report of one run or of several."""
+    _write_report(runs, out or runs[0])
+
+
+@app.command()
+def methods() -> None:
+    """List the methods, a line and a citation each."""
+    from adambs.lab.methods import METHODS
+
+    table = Table("method", "what it does", "from", title="Methods")
+    for method in METHODS.values():
+        table.add_row(f"[bold]{method.name}[/bold]", method.summary, method.citation)
+    console.print(table)
+
+
+@app.command()
+def experiments() -> None:
+    """List the experiments, and where their values come from."""
+    from adambs.lab.experiments import EXPERIMENTS
+
+    for e in EXPERIMENTS.values():
+        console.print(f"[bold]{e.name}[/bold]: {e.title} ({e.figure})")
+        numbers = f"batch {e.batch_size}, lr {e.lr:g}, {e.epochs:g} epochs; {', '.join(e.methods)}"
+        for what, text in {
+            "": numbers,
+            "paper: ": e.paper,
+            "ours: ": e.ours,
+            "--scale quick: ": e.quick_differs,
+        }.items():
+            if text:
+                console.print(f"    {what}{text}", highlight=False)
+
+
+@data_app.callback(invoke_without_command=True)
+def list_data(context: typer.Context, data: DataFolder = None) -> None:
+    """List what is in the data folder."""
+    if context.invoked_subcommand:
+        return
+    from adambs.lab import datasets
+
+    table = Table("data set", "state", "where", "detail", "publisher", title=str(datasets.data_folder(data)))
+    for row in datasets.available(data):
+        table.add_row(row.name, row.state, str(row.where or ""), row.detail, row.source)
+    console.print(table)
+    console.print("Get one with: adambs data fetch NAME")
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")], data: DataFolder = None
+) -> None:
+    """Download a data set from its publisher, checked by its hash."""
+    from adambs.lab import datasets
+
+    with datasets.download_bar(console) as bar:
+        files = datasets.fetch(name, data, progress=bar)
+    for file in files:
+        console.print(f"there: [bold]{file}[/bold]")
+    if not files:
+        console.print(f"{name} needs no files.")
+
+
+@app.command()
+def theory(
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("theory"),
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
+    quick: Annotated[bool, typer.Option(help="Smaller, in half a minute.")] = False,
+) -> None:
+    """The paper's bounds, its lemmas and its Table 1, measured: a few minutes."""
+    from adambs.lab.theory import run_theory
+
+    page = run_theory(console, out, quick=quick, seed=seed)
+    console.print(f"The page: [bold]{page.resolve()}[/bold]")
 
 
 @app.command()
@@ -47,6 +174,27 @@ def bench(
     run_bench(console, out, quick=quick)
 
 
+def _write_report(folders: list[Path], out: Path) -> None:
+    from adambs.lab import records
+    from adambs.lab.report import terminal_table, write_report
+
+    runs = [records.read(folder) for folder in folders]
+    page = write_report(runs, out)
+    console.print(terminal_table(runs))
+    console.print(f"The report: [bold]{page.resolve()}[/bold]")
+
+
+def _command() -> str:
+    """The command line, to repeat it."""
+    return shlex.join(["adambs", *sys.argv[1:]])
+
+
 def main() -> None:
-    """Entry point of the ``adambs`` command."""
-    app()
+    """Entry point: what is wrong with the input is one line, not a traceback."""
+    from adambs.lab.errors import user_errors
+
+    try:
+        app()
+    except user_errors() as error:
+        Console(stderr=True).print(f"[bold red]adambs:[/bold red] {escape(str(error))}", highlight=False)
+        sys.exit(1)

@@ -115,8 +115,8 @@ class RCNN(nn.Module):
         return logits
 
 
-def build(name: str, *, classes: int, seed: int, **options: float) -> nn.Module:
-    """A network by its name; the same parameters for the same seed."""
+def build(name: str, *, classes: int, seed: int, tokens: int = 0, **options: float) -> nn.Module:
+    """A network by its name; the same parameters for the same seed. ``tokens`` is a text's vocabulary."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if name == "cifar-cnn":
@@ -126,7 +126,7 @@ def build(name: str, *, classes: int, seed: int, **options: float) -> nn.Module:
         if name == "pixel-rnn":
             return PixelRNN(classes, **{key: int(value) for key, value in options.items()})
         if name == "rcnn":
-            return RCNN(20_000, **options)
+            return RCNN(tokens, **options)
         if name == "digits-cnn":
             return digits_cnn(classes)
     raise ValueError(f"model {name!r} is unknown")

@@ -107,6 +107,7 @@ def run(
         writer.append({"kind": "session", "command": command, "machine": machine.describe()})
     for seed in todo:
         _run_seed(plan, data, seed, chosen, config, writer, progress)
+        writer.run.finished.add(seed)
     return records.read(folder)
 
 
@@ -151,7 +152,11 @@ def _contestant(
     """The method at its start; it has been warmed up on a copy, so that nothing compiles on the clock."""
     experiment = plan.experiment
     model = models.build(
-        experiment.model, classes=len(data.classes), seed=seed, **experiment.model_options
+        experiment.model,
+        classes=len(data.classes),
+        seed=seed,
+        tokens=data.tokens,
+        **experiment.model_options,
     ).to(plan.device)
 
     def task(model: torch.nn.Module) -> Task:

@@ -1,0 +1,131 @@
+"""``adambs reproduce``: an experiment from its name to its report."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from adambs.lab import datasets, experiments, methods, records, runner
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a user may change of an experiment; None keeps it."""
+
+    methods: tuple[str, ...] | None = None
+    epochs: float | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    long_tail: float | None = None
+    slices: int | None = None
+    threads: int | None = None
+    device: str | None = None
+
+
+def make_plan(name: str, scale: str, changes: Overrides) -> runner.Plan:
+    """Decide everything, and say in words how it differs from the paper."""
+    original = experiments.find(name)
+    experiment = original.at(scale)
+    differs = [original.quick_differs] if scale == "quick" and original.quick_differs else []
+    for field in ("epochs", "batch_size", "lr", "long_tail"):
+        value = getattr(changes, field)
+        if value is not None and value != getattr(experiment, field):
+            _positive(field, value)
+            differs.append(f"{field.replace('_', ' ')} {value:g} instead of {getattr(experiment, field):g}")
+            experiment = replace(experiment, **{field: value})
+    chosen = changes.methods or experiment.methods
+    for method in chosen:
+        methods.find(method)
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"methods has {', '.join(chosen)}: each may stand there once")
+    options: dict[str, Any] = {
+        key: value for key in ("slices", "threads", "device") if (value := getattr(changes, key)) is not None
+    }
+    for key in ("slices", "threads"):
+        if key in options:
+            _positive(key, options[key])
+    return runner.Plan(
+        experiment, scale, chosen, one_lr=changes.lr is not None, differs="; ".join(differs), **options
+    )
+
+
+def prepare(plan: runner.Plan, folder: Path | None) -> datasets.Data:
+    """Load the data, thinned or unbalanced as the experiment says."""
+    experiment = plan.experiment
+    data = datasets.load(experiment.dataset, folder)
+    if experiment.train_size or experiment.test_size:
+        train_size = min(experiment.train_size or len(data.train), len(data.train))
+        data = datasets.subset(data, train_size, experiment.test_size)
+    if experiment.long_tail != 1:
+        data = datasets.long_tailed(data, experiment.long_tail)
+    if experiment.batch_size > len(data.train):
+        raise ValueError(f"batch_size {experiment.batch_size} is more than the {len(data.train)} examples")
+    return data
+
+
+def run_with_progress(
+    console: Console,
+    plan: runner.Plan,
+    data: datasets.Data,
+    seeds: int,
+    folder: Path,
+    *,
+    command: str,
+    tensorboard: bool = False,
+) -> records.Run:
+    """Run with a bar that tells the time left and the losses side by side."""
+    config = plan.config(data)
+    done = 0
+    if (folder / records.FILE).exists():
+        done = len(records.read(folder).finished & set(range(seeds)))
+        if done:
+            console.print(f"{done} of {seeds} seeds are in {folder} already.")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar, _tensorboard(folder, tensorboard) as board:
+        rounds = config["slices"] + 1
+        task = bar.add_task("warming up", total=seeds * rounds, completed=done * rounds)
+
+        def advance(seed: int, index: int, lines: dict[str, dict[str, Any]]) -> None:
+            losses = "  ".join(f"{name} {line['train_loss']:.4f}" for name, line in lines.items())
+            bar.update(task, advance=1, description=f"seed {seed}  {losses}")
+            board(seed, lines)
+
+        return runner.run(plan, data, list(range(seeds)), folder, command=command, progress=advance)
+
+
+@contextmanager
+def _tensorboard(folder: Path, wanted: bool) -> Iterator[Any]:
+    """A function that writes the slices as TensorBoard scalars, or does nothing."""
+    if not wanted:
+        yield lambda seed, lines: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("--tensorboard needs the tensorboard package: pip install tensorboard") from None
+    writers: dict[tuple[int, str], Any] = {}
+
+    def write(seed: int, lines: dict[str, dict[str, Any]]) -> None:
+        for name, line in lines.items():
+            place = folder / "tensorboard" / name / f"seed-{seed}"
+            writer = writers.setdefault((seed, name), None) or SummaryWriter(str(place))
+            writers[seed, name] = writer
+            for key in ("train_loss", "train_error", "test_loss", "test_error", "ess", "variance_reduction"):
+                if line[key] is not None:
+                    writer.add_scalar(key, line[key], line["step"])
+            writer.add_scalar("seconds", line["seconds"], line["step"])
+
+    try:
+        yield write
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name.replace('_', '-')} must be positive, not {value}")

@@ -1,0 +1,291 @@
+"""Records, runner, plans and the command line: fair, resumable, and clear about what is wrong."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from adambs import cli
+from adambs.lab import experiments, machine, records, reproduce, runner
+
+SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
+
+
+def small_plan(**changes):
+    plan = reproduce.make_plan("digits", "paper", SMALL)
+    return runner.Plan(**{**plan.__dict__, **changes})
+
+
+@pytest.fixture(scope="module")
+def data():
+    return reproduce.prepare(small_plan(), None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("run")
+    return runner.run(small_plan(), data, [0, 1], folder, command="adambs reproduce digits")
+
+
+def without_time(line):
+    return {key: value for key, value in line.items() if key != "seconds"}
+
+
+def test_a_run_records_everything(finished, data):
+    assert finished.finished == {0, 1}
+    slices = list(finished.lines("slice"))
+    assert len(slices) == 2 * 3 * 5
+    for seed in (0, 1):
+        mine = {m: [s for s in slices if (s["seed"], s["method"]) == (seed, m)] for m in SMALL.methods}
+        starts = [lines[0] for lines in mine.values()]
+        assert {s["train_loss"] for s in starts} == {starts[0]["train_loss"]}  # the same parameters
+        for lines in mine.values():
+            assert [s["step"] for s in lines] == [0, 8, 16, 24, 32]
+            assert lines[0]["seconds"] == 0
+            assert (np.diff([s["seconds"] for s in lines]) > 0).all()
+            assert lines[-1]["examples"] == pytest.approx(32 * 32, abs=32)
+            assert lines[-1]["epoch"] == lines[-1]["examples"] / len(data.train)
+            assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+        assert mine["adam"][-1]["ess"] is None
+        assert 0 < mine["adambs"][-1]["ess"] <= 1
+        assert mine["adambs"][-1]["variance_reduction"] > 0
+    assert finished.config["n"] == len(data.train)
+    assert finished.methods["adambs-release"]["biased"] is True
+    [session] = finished.sessions
+    assert session["command"] == "adambs reproduce digits"
+    assert session["machine"]["torch"] == machine.describe()["torch"]
+
+
+def test_the_evaluation_is_over_the_whole_data(finished, data):
+    """The recorded loss of the untrained model, against a loop over single examples."""
+    from torch.nn.functional import cross_entropy
+
+    from adambs.lab import models
+
+    model = models.build("digits-cnn", classes=10, seed=0).eval()
+    x, y = data.train.tensors
+    losses = [cross_entropy(model(x[i : i + 1]), y[i : i + 1]).item() for i in range(len(y))]
+    first = next(iter(finished.lines("slice")))
+    assert first["train_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    wrong = [int(model(x[i : i + 1]).argmax()) != int(y[i]) for i in range(len(y))]
+    assert first["train_error"] == pytest.approx(np.mean(wrong))
+
+
+def test_p_is_shown_with_examples_at_the_end_of_the_first_seed(finished, data):
+    shown = [d for d in finished.lines("distribution") if d["highest"]]
+    assert {(d["seed"], d["method"]) for d in shown} == {(0, "adambs"), (0, "adambs-release")}
+    for line in shown:
+        ratios = [example["ratio"] for example in line["highest"] + line["lowest"][::-1]]
+        assert ratios == sorted(ratios, reverse=True)
+        assert len(line["quantiles"]) == 101
+        assert np.mean(line["quantiles"]) == pytest.approx(1, rel=0.9)
+        example = line["highest"][0]
+        assert example["label"] == data.example(example["index"])["label"]
+        assert np.shape(example["image"]) == (8, 8)
+
+
+def test_the_same_seed_gives_the_same_numbers_whoever_else_runs(finished, data, tmp_path):
+    alone = small_plan(method_names=("adambs",))
+    again = runner.run(alone, data, [0], tmp_path, command="")
+    theirs = [s for s in finished.lines("slice") if (s["seed"], s["method"]) == (0, "adambs")]
+    assert [without_time(s) for s in again.lines("slice")] == [without_time(s) for s in theirs]
+
+
+def test_a_killed_run_goes_on_and_counts_nothing_twice(finished, data, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill_at(moment):
+        seen = []
+
+        def progress(*_):
+            seen.append(1)
+            if len(seen) == moment:
+                raise Killed
+
+        return progress
+
+    for moment in (3, 7):  # in the middle of seed 0, then, one seed later, in the middle of seed 1
+        with pytest.raises(Killed):
+            runner.run(small_plan(), data, [0, 1], tmp_path, command="", progress=kill_at(moment))
+        with (tmp_path / records.FILE).open("a") as file:
+            file.write('{"kind": "slice", "se')  # a line that a crash has cut short
+    assert records.read(tmp_path).finished == {0}
+    whole = runner.run(small_plan(), data, [0, 1], tmp_path, command="")
+    found = [without_time(s) for s in whole.lines("slice")]
+    assert found == [without_time(s) for s in finished.lines("slice")]
+    assert len(whole.sessions) == 3
+    before = (tmp_path / records.FILE).read_bytes()
+    runner.run(small_plan(), data, [0, 1], tmp_path, command="")
+    assert (tmp_path / records.FILE).read_bytes() == before  # nothing to do: nothing written
+
+
+def test_more_seeds_extend_a_run(data, tmp_path):
+    one = small_plan(method_names=("adam",))
+    runner.run(one, data, [0], tmp_path, command="")
+    both = runner.run(one, data, [0, 1], tmp_path, command="")
+    assert both.finished == {0, 1}
+
+
+def test_a_record_of_another_configuration_is_refused(finished, data):
+    file = finished.path / records.FILE
+    before = file.read_bytes()
+    with pytest.raises(records.RecordError, match=r"was made with methods = .* records are not mixed"):
+        runner.run(small_plan(method_names=("adam",)), data, [0], finished.path, command="")
+    with pytest.raises(records.RecordError, match="was made with threads = 1, not 2"):
+        runner.run(small_plan(threads=2), data, [0], finished.path, command="")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no complete line"),
+        ('{"kind": "run", "for', "torn"),
+        ('{"kind": "slice"}\n', "line 1, is damaged"),
+        ('{"kind": "run", "format": 99, "config": {}, "methods": {}}\n', "format 1"),
+        ('{"kind": "run", "format": 1, "config": {}, "methods": {}}\nnonsense\n', "line 2, is damaged"),
+        ('{"kind": "run", "format": 1, "config": {}, "methods": {}}\n[]\n', "line 2, is damaged"),
+        (
+            '{"kind": "run", "format": 1, "config": {}, "methods": {}}\n{"kind": "slice", "seed": 3}\n',
+            "line 2, is damaged",
+        ),
+    ],
+)
+def test_a_broken_record_file_is_named_and_kept(tmp_path, text, words):
+    file = tmp_path / records.FILE
+    file.write_text(text)
+    with pytest.raises(records.RecordError, match=words) as caught:
+        records.read(tmp_path)
+    assert str(file) in str(caught.value)
+    assert file.read_text() == text
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(records.RecordError, match="holds no run"):
+        records.read(tmp_path)
+
+
+def test_an_unwritable_folder(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(records.RecordError, match="cannot be written"):
+        records.Writer(blocked / "run", {}, {})
+
+
+def test_a_full_disk_loses_no_record(tmp_path, monkeypatch):
+    writer = records.Writer(tmp_path, {"a": 1}, {})
+    writer.append({"kind": "begin", "seed": 0})
+    before = writer.file.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(records.RecordError, match="No space left on device; what it held is safe"):
+        writer.append({"kind": "slice", "seed": 0})
+    assert writer.file.read_bytes() == before
+
+
+def test_a_diverged_run_is_still_json(tmp_path):
+    assert runner._finite(float("nan")) == runner._finite(float("inf")) == 1e300
+    writer = records.Writer(tmp_path, {}, {})
+    with pytest.raises(ValueError, match="JSON"):
+        writer.append({"kind": "slice", "train_loss": float("nan")})
+
+
+# ---------------------------------------------------------------------- plans and the command line
+
+
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+@pytest.mark.parametrize("scale", ["paper", "quick"])
+def test_every_experiment_has_a_plan(name, scale):
+    plan = reproduce.make_plan(name, scale, reproduce.Overrides())
+    experiment = experiments.EXPERIMENTS[name]
+    assert plan.experiment.paper
+    assert plan.experiment.ours
+    assert plan.method_names == experiment.methods
+    assert plan.differs == (experiment.quick_differs if scale == "quick" else "")
+    if scale == "paper":
+        assert plan.experiment == experiment
+
+
+def test_overrides_are_said_in_words():
+    changes = reproduce.Overrides(epochs=2, lr=0.01, batch_size=64, long_tail=10)
+    plan = reproduce.make_plan("cnn-fashion", "paper", changes)
+    assert plan.one_lr
+    assert plan.differs == (
+        "epochs 2 instead of 10; batch size 64 instead of 128; lr 0.01 instead of 0.001; "
+        "long tail 10 instead of 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reproduce", "cnn-cifar"], "experiment 'cnn-cifar' is unknown; the known ones are cnn-cifar10"),
+        (["reproduce", "digits", "--methods", "adam,adamw"], "method 'adamw' is unknown"),
+        (["reproduce", "digits", "--methods", "adam,adam"], "each may stand there once"),
+        (["reproduce", "digits", "--scale", "huge"], "scale must be paper or quick, not 'huge'"),
+        (["reproduce", "digits", "--epochs", "-1"], "epochs must be positive"),
+        (["reproduce", "digits", "--batch-size", "0"], "batch-size must be positive"),
+        (["reproduce", "digits", "--batch-size", "5000"], "batch_size 5000 is more than the 1437"),
+        (["reproduce", "cnn-fashion"], "adambs data fetch fashion-mnist"),
+        (["report", "nowhere"], "holds no run"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADAMBS_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("sys.argv", ["adambs", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert words in said
+    assert "Traceback" not in said
+    assert not list(tmp_path.glob("runs/**/*.jsonl"))
+
+
+def test_reproduce_and_report_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["reproduce", "digits", "--methods", "adam,adambs", "--seeds", "1", "--epochs", "0.3"]
+    monkeypatch.setattr("sys.argv", ["adambs", *arguments])
+    done = CliRunner().invoke(cli.app, [*arguments, "--slices", "3", "--threads", "1"])
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "runs" / "digits-quick"
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert json.loads((folder / records.FILE).read_text().splitlines()[1])["command"].startswith(
+        "adambs reproduce digits"
+    )
+    (folder / "report.html").unlink()
+    assert CliRunner().invoke(cli.app, ["report", str(folder)]).exit_code == 0
+    assert (folder / "report.html").exists()
+
+
+def test_ctrl_c_keeps_what_is_done_and_writes_the_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    original = runner._run_seed
+
+    def stop_in_the_second(plan, data, seed, *rest):
+        if seed == 1:
+            raise KeyboardInterrupt
+        original(plan, data, seed, *rest)
+
+    monkeypatch.setattr(runner, "_run_seed", stop_in_the_second)
+    arguments = ["reproduce", "digits", "--methods", "adam,adambs", "--seeds", "2", "--epochs", "0.3"]
+    done = CliRunner().invoke(cli.app, [*arguments, "--slices", "3", "--threads", "1"])
+    assert done.exit_code == 0, done.output
+    assert "the same command goes on from here" in " ".join(done.output.split())
+    assert (tmp_path / "runs" / "digits-quick" / "report.html").exists()
+
+
+@pytest.mark.parametrize("arguments", [["methods"], ["experiments"], ["data"]])
+def test_the_lists(arguments, tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAMBS_DATA", str(tmp_path))
+    done = CliRunner().invoke(cli.app, arguments, terminal_width=200)
+    assert done.exit_code == 0
+    known = {"methods": "selective-backprop", "experiments": "rcnn-imdb", "data": "fashion-mnist"}
+    assert known[arguments[0]] in done.output
