@@ -36,6 +36,8 @@ class Experiment:
     train_size: int | None = None
     test_size: int | None = None
     long_tail: float = 1.0
+    slices: int = 20
+    """How often the losses are looked at."""
 
     def at(self, scale: str) -> "Experiment":
         """The experiment at ``"paper"`` or ``"quick"`` scale."""
@@ -65,7 +67,7 @@ _CIFAR10 = Experiment(
     figure="Figures 2a and 6a",
     dataset="cifar10",
     shows="AdamBS is below the others within 1 or 2 epochs",
-    quick={"model_options": {"width": 0.25}, "epochs": 5},
+    quick={"model_options": {"width": 0.25}, "epochs": 5, "slices": 15},
     quick_differs="a quarter of the width, 5 epochs instead of 10",
     **_CIFAR,  # type: ignore[arg-type]
 )
@@ -78,7 +80,7 @@ _RNN = {
     "paper": "Section 5.3: LSTM 100, ReLU recurrent activation, batch 32, lr 1e-6, at most 200 epochs",
     "ours": "gates are ReLUs, as Keras' recurrent_activation; Keras' initialisation; pixels in [0, 1]",
     "shows": "AdamBS quickly reaches a lower loss than the others",
-    "quick": {"model_options": {"step": 28}, "lr": 1e-3, "epochs": 2, "train_size": 20_000},
+    "quick": {"model_options": {"step": 28}, "lr": 1e-3, "epochs": 2, "train_size": 20_000, "slices": 12},
     "quick_differs": "rows of 28 pixels instead of single pixels, lr 1e-3 instead of 1e-6, 2 epochs instead "
     "of 200, 20,000 training examples",
 }
@@ -96,7 +98,7 @@ _IMDB = Experiment(
     ours="vocabulary 20,000, the last 100 words, embedding 128, dropout 0.25, 64 filters, LSTM 70, after "
     "Keras' imdb_cnn_lstm",
     shows="all methods converge to the same loss, AdamBS much sooner",
-    quick={"model_options": {"width": 0.5}, "epochs": 3},
+    quick={"model_options": {"width": 0.5}, "epochs": 3, "slices": 12},
     quick_differs="half the width, 3 epochs instead of 10",
 )
 _FASHION = Experiment(
@@ -112,7 +114,7 @@ _FASHION = Experiment(
     paper="Section 5.2: layers, FC 128, batch 128, lr 0.001, 10 epochs",
     ours="32 and 64 channels without padding and ReLU, after Keras' mnist_cnn; pixels scaled to [0, 1]",
     shows="AdamBS is worse at first, and below the others after about 300 seconds",
-    quick={"model_options": {"width": 0.25}, "epochs": 5},
+    quick={"model_options": {"width": 0.25}, "epochs": 5, "slices": 15},
     quick_differs="a quarter of the width, 5 epochs instead of 10",
 )
 _DIGITS = Experiment(

@@ -37,17 +37,20 @@ def make_plan(name: str, scale: str, changes: Overrides) -> runner.Plan:
             _positive(field, value)
             differs.append(f"{field.replace('_', ' ')} {value:g} instead of {getattr(experiment, field):g}")
             experiment = replace(experiment, **{field: value})
+    if changes.slices is not None:
+        _positive("slices", changes.slices)
+        experiment = replace(experiment, slices=changes.slices)
     chosen = changes.methods or experiment.methods
     for method in chosen:
         methods.find(method)
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"methods has {', '.join(chosen)}: each may stand there once")
-    options: dict[str, Any] = {
-        key: value for key in ("slices", "threads", "device") if (value := getattr(changes, key)) is not None
-    }
-    for key in ("slices", "threads"):
-        if key in options:
-            _positive(key, options[key])
+    options: dict[str, Any] = {}
+    if changes.threads is not None:
+        _positive("threads", changes.threads)
+        options["threads"] = changes.threads
+    if changes.device is not None:
+        options["device"] = changes.device
     return runner.Plan(
         experiment, scale, chosen, one_lr=changes.lr is not None, differs="; ".join(differs), **options
     )

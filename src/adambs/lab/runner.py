@@ -38,7 +38,6 @@ class Plan:
     experiment: Experiment
     scale: str
     method_names: tuple[str, ...]
-    slices: int = 20
     threads: int = 2
     device: str = "cpu"
     one_lr: bool = False
@@ -65,7 +64,7 @@ class Plan:
             "classes": list(data.classes),
             "one_lr": self.one_lr,
             "steps": steps,
-            "slices": min(self.slices, steps),
+            "slices": min(self.experiment.slices, steps),
             "methods": list(self.method_names),
             "threads": self.threads,
             "device": self.device,
@@ -121,7 +120,7 @@ def _run_seed(
     progress: Progress,
 ) -> None:
     steps, slices = config["steps"], config["slices"]
-    tensors = [tensor.to(plan.device) for tensor in (*data.train.tensors, *data.test.tensors)]
+    tensors = [_placed(tensor, plan.device) for tensor in (*data.train.tensors, *data.test.tensors)]
     contestants = {
         name: _contestant(plan, method, data, seed, steps, tensors) for name, method in chosen.items()
     }
@@ -157,7 +156,8 @@ def _contestant(
         seed=seed,
         tokens=data.tokens,
         **experiment.model_options,
-    ).to(plan.device)
+    )
+    model = model.to(plan.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def task(model: torch.nn.Module) -> Task:
         loss = training.LOSSES[experiment.loss]
@@ -168,6 +168,12 @@ def _contestant(
         training.train(method(task(copy.deepcopy(model))), 2)
         torch.manual_seed(seed)
         return _Contestant(method(task(model)), torch.get_rng_state())
+
+
+def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """On the device; images with their channels last, which convolutions on a CPU run twice as fast."""
+    tensor = tensor.to(device)
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _advance(contestant: _Contestant, target: int) -> None:
