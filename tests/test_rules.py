@@ -126,6 +126,14 @@ def test_scores_above_L_are_clipped_and_counted():
     assert bounded.diagnostics().clipped_scores == 0
 
 
+def test_a_bound_that_most_scores_exceed_is_warned_of_once():
+    sampler = adambs.BanditSampler(20, 4, rule=adambs.Exp3(L=0.1))
+    with pytest.warns(RuntimeWarning, match="200 of the first 200 scores were above the bound") as caught:
+        for _ in range(120):
+            sampler.update(sampler.draw(), torch.ones(4))
+    assert len(caught) == 1
+
+
 def test_step_alpha_p_and_horizon_say_the_same():
     n, K, L, c, T = 300, 20, 1.3, 0.4, 5000
     R_squared = reference.lemma_1_R_squared(n, c / n)

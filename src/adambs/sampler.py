@@ -3,6 +3,7 @@
 import copy
 import math
 import uuid
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from adambs.rules.exp3 import Exp3
 
 # Memory of the running estimate of the variance reduction: about the last hundred updates.
 _DECAY = 0.99
+
+# After so many updates, warn once if most scores were above the rule's bound.
+_WARN_AT = 50
 
 
 class Draw:
@@ -195,6 +199,14 @@ class BanditSampler:
         _update_moments(self._moments, draw._ratios, scores)
         clipped = self.rule.update(draw._indices, draw._ratios, scores)
         self._counts[1:] += (1, len(draw), clipped)
+        if self._counts[1] == _WARN_AT and 2 * self._counts[3] > self._counts[2]:
+            warnings.warn(
+                f"{self._counts[3]} of the first {self._counts[2]} scores were above the bound of "
+                f"{self.rule!r} and were clipped, so the rule cannot tell those examples apart: give it a "
+                "larger L, or scale the scores",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def probabilities(self, indices: Any = None) -> torch.Tensor:
         """p of the examples ``indices``, or of all n. A copy, float64."""

@@ -43,7 +43,7 @@ def run_bench(console: Console, out: Path, *, quick: bool) -> None:
                 result["tree"].append(bench_tree(n, k, seconds=1 if quick else 8))
         result["sampler"] = [bench_sampler(n, 128, seconds=0.3 if quick else 2) for n in sizes]
         status.update("training steps of a Fashion-MNIST CNN, K = 128")
-        result["step"] = bench_step(rounds=10 if quick else 60)
+        result["step"] = bench_step(rounds=10 if quick else 40)
         status.update("imports")
         result["import"] = bench_import(repeats=2 if quick else 5)
     for table in (_tree_table, _sampler_table, _step_table, _import_table):

@@ -1,0 +1,69 @@
+"""The code in the documentation runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from adambs.lab import methods, models, training
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(file, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), flags=re.DOTALL)
+
+
+def test_the_new_method_of_the_docs_learns(monkeypatch):
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+    [code] = [block for block in blocks("docs/methods.md") if "class RootLoss" in block]
+    exec(compile(code, "docs/methods.md", "exec"), {"__name__": "docs"})
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.from_numpy(x).float().view(-1, 1, 8, 8) / 16, torch.from_numpy(y)
+    model = models.build("digits-cnn", classes=10, seed=0)
+    task = methods.Task(model, x, y, training.LOSSES["softmax"], 32, 2e-3, 300, 0)
+    method = methods.find("root-loss")(task)
+    training.train(method, 300)
+    assert training.evaluate(model, x, y, task.loss)[0] < 0.6
+
+
+@pytest.mark.parametrize("side", ["-", "+"])
+def test_the_loops_of_the_readme_run(side):
+    """Both sides of the diff: the ordinary loop, and ours."""
+    [diff] = blocks("README.md", "diff")
+    kept = [line[1:] for line in diff.splitlines() if line[:1] in (" ", side)]
+    torch.manual_seed(0)
+    x, y = torch.randn(300, 5), torch.randint(0, 3, (300,))
+    names = {}
+    exec(
+        "import adambs, torch\nimport torch.nn.functional as F\nfrom torch.utils.data import DataLoader",
+        names,
+    )
+    model = torch.nn.Linear(5, 3)
+    before = model.weight.detach().clone()
+    names.update(train=torch.utils.data.TensorDataset(x, y), model=model)
+    exec(compile("\n".join(kept), "README.md", "exec"), names)
+    assert not torch.equal(model.weight, before)
+    changed = [line for line in diff.splitlines() if line.startswith("+")]
+    assert len(changed) == 5
+
+
+def test_the_map_of_the_readme_is_true():
+    text = (ROOT / "README.md").read_text()
+    tree = text[text.index("src/adambs/\n") :].split("```")[0]
+    inside = tree.split("\ntests/")[0].splitlines()[1:]
+    named = {line.split()[0].rstrip("/") for line in inside if re.match(r"  \S", line)}
+    there = {
+        path.name
+        for path in (ROOT / "src/adambs").iterdir()
+        if not path.name.startswith("_") and path.name != "py.typed"
+    }
+    assert named == there
+
+
+def test_every_link_of_the_docs_leads_somewhere():
+    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", file.read_text()):
+            assert (file.parent / target).exists(), f"{file.name}: {target}"
