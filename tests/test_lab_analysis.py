@@ -18,15 +18,11 @@ from adambs.lab.analysis import (
     curve,
     first_reached,
     geometric_mean,
-    headline,
     lowest_by,
     mean,
-    number,
     speedup,
-    times,
-    warnings_of,
-    words,
 )
+from adambs.lab.words import headline, number, times, warnings_of, words
 
 
 def series(times, losses, method="m", seed=0, **more):

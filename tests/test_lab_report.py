@@ -18,8 +18,9 @@ from lab_fixtures import HOSTILE, write_run
 from rich.console import Console
 
 from adambs.lab import figures, records
-from adambs.lab.analysis import analyse, times
+from adambs.lab.analysis import analyse
 from adambs.lab.report import embed, esc, slugs, terminal_table, write_report
+from adambs.lab.words import times
 
 # ------------------------------------------------------------------------------------------------- files
 
