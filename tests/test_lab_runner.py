@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adambs import cli
-from adambs.lab import experiments, machine, records, reproduce, runner
+from adambs.lab import experiments, machine, records, reproduce, runner, summary
 
 SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
 
@@ -194,6 +194,20 @@ def test_a_diverged_run_is_still_json(tmp_path):
     writer = records.Writer(tmp_path, {}, {})
     with pytest.raises(ValueError, match="JSON"):
         writer.append({"kind": "slice", "train_loss": float("nan")})
+
+
+def test_the_summary_says_what_the_records_say(finished, tmp_path):
+    (tmp_path / "results" / "digits").mkdir(parents=True)
+    record = (finished.path / records.FILE).read_text()
+    (tmp_path / "results" / "digits" / records.FILE).write_text(record)
+    text = summary.write_summary(tmp_path / "results").read_text()
+    final = [s["train_loss"] for s in finished.lines("slice") if (s["method"], s["step"]) == ("adam", 32)]
+    assert f"| Adam | {np.mean(final):.3g}" in text
+    assert "AdamBS (published code) (biased)" in text
+    assert "`adambs reproduce digits`" in text
+    assert (tmp_path / "results" / "figures" / "digits-curves.png").exists()
+    with pytest.raises(records.RecordError, match="holds no folder with"):
+        summary.write_summary(tmp_path / "results" / "digits")
 
 
 # ---------------------------------------------------------------------- plans and the command line

@@ -93,6 +93,14 @@ def report(
 
 
 @app.command()
+def summary(folder: Annotated[Path, typer.Argument(help="Folder of folders of runs.")]) -> None:
+    """Write RESULTS.md and its figures for all runs below a folder."""
+    from adambs.lab.summary import write_summary
+
+    console.print(f"Written: [bold]{write_summary(folder)}[/bold]")
+
+
+@app.command()
 def methods() -> None:
     """List the methods, a line and a citation each."""
     from adambs.lab.methods import METHODS
@@ -159,8 +167,7 @@ def theory(
     """The paper's bounds, its lemmas and its Table 1, measured: a few minutes."""
     from adambs.lab.theory import run_theory
 
-    page = run_theory(console, out, quick=quick, seed=seed)
-    console.print(f"The page: [bold]{page.resolve()}[/bold]")
+    run_theory(console, out, quick=quick, seed=seed)
 
 
 @app.command()
