@@ -53,3 +53,14 @@ def small_data(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 6)) * rng.gamma(0.5, 2.0, size=(n, 1))
     return torch.from_numpy(x).float(), torch.from_numpy(rng.integers(0, 3, n))
+
+
+def weighted_draw(weights: torch.Tensor) -> adambs.Draw:
+    """A draw of as many examples as there are weights, with these weights."""
+    K = len(weights)
+    return adambs.Draw(np.arange(K), 1 / weights.double().numpy(), K, owner="a test")
+
+
+def a_draw(K: int) -> adambs.Draw:
+    """A draw with uneven weights between 0.1 and 3.1, from torch's own random stream."""
+    return weighted_draw(torch.rand(K, dtype=torch.float64) * 3 + 0.1)

@@ -110,6 +110,26 @@ def test_with_exp3_it_is_algorithm_1(amsgrad):
     assert np.ptp(p) * n > 0.1
 
 
+@pytest.mark.parametrize("stratified", [False, True])
+def test_the_gradient_is_unbiased(stratified):
+    """The mean of the gradient of draw.mean over many draws, against the gradient of the whole data."""
+    net = small_net(dtype=torch.float64)
+    teacher = np.random.default_rng(0).gamma(0.5, 1.0, len(X))
+    sampler = adambs.BanditSampler(len(X), 10, initial_weights=teacher, stratified=stratified)
+
+    def gradient(loss):
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+
+    full = gradient(F.cross_entropy(net(X.double()), Y))
+    estimates = torch.stack(
+        [gradient(draw.mean(forward(net, draw)[1])) for draw in (sampler.draw() for _ in range(3000))]
+    )
+    error = estimates.std(0) / math.sqrt(len(estimates))
+    z = (estimates.mean(0) - full) / error
+    assert z.abs().max() < 4.5  # of 83 coordinates
+    assert 0.7 < z.std() < 1.3
+
+
 def test_the_loop_of_the_readme_learns():
     net, sampler = small_net(), learning()
     optimizer = adambs.AdamBS(net.parameters(), sampler, lr=0.05)

@@ -5,18 +5,19 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import a_draw, weighted_draw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
+import adambs
 from adambs.scores import ExactNorms
 
 few = settings(
@@ -26,18 +27,6 @@ few = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 seeds = st.integers(0, 2**31)
-
-
-@dataclass
-class Draw:
-    weights: Tensor
-
-    def mean(self, losses: Tensor) -> Tensor:
-        return (losses * self.weights.to(losses)).mean()
-
-
-def a_draw(K: int) -> Draw:
-    return Draw(torch.rand(K, dtype=torch.float64) * 3 + 0.1)
 
 
 def losses_of(output: Any) -> Tensor:
@@ -609,14 +598,14 @@ def test_a_use_that_the_loss_ignores_does_not_count() -> None:
 # The training loop around it ---------------------------------------------------------------------
 
 
-def setting() -> tuple[nn.Module, Tensor, Draw, Tensor]:
+def setting() -> tuple[nn.Module, Tensor, adambs.Draw, Tensor]:
     torch.manual_seed(0)
     model = cnn().double()
     x = normal(4, 1, 10, 10)
     return model, x, a_draw(4), one_at_a_time(copy.deepcopy(model), x)
 
 
-def step(model: nn.Module, x: Tensor, draw: Draw, scale: float = 1.0) -> None:
+def step(model: nn.Module, x: Tensor, draw: adambs.Draw, scale: float = 1.0) -> None:
     (scale * draw.mean(losses_of(model(x)))).backward()
 
 
@@ -653,7 +642,7 @@ def test_gradient_accumulation_with_a_call_after_every_backward() -> None:
     model, x, draw, expected = setting()
     norms = ExactNorms(model)
     for half in (slice(0, 2), slice(2, 4)):
-        part = Draw(draw.weights[half])
+        part = weighted_draw(draw.weights[half])
         step(model, x[half], part)
         torch.testing.assert_close(norms(part), expected[half], rtol=1e-9, atol=0)
 
@@ -661,7 +650,7 @@ def test_gradient_accumulation_with_a_call_after_every_backward() -> None:
 def test_two_forwards_then_two_backwards() -> None:
     model, x, draw, expected = setting()
     norms = ExactNorms(model)
-    parts = [Draw(draw.weights[half]) for half in (slice(0, 2), slice(2, 4))]
+    parts = [weighted_draw(draw.weights[half]) for half in (slice(0, 2), slice(2, 4))]
     means = [d.mean(losses_of(model(v))) for d, v in zip(parts, x.split(2), strict=True)]
     for mean, part, right in zip(means, parts, expected.split(2), strict=True):
         mean.backward()

@@ -1,11 +1,11 @@
 """The output bound against autograd through torch.nn.functional's own losses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import a_draw, weighted_draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,18 +14,6 @@ from adambs import scores
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
-
-
-@dataclass
-class Draw:
-    weights: Tensor
-
-    def mean(self, losses: Tensor) -> Tensor:
-        return (losses * self.weights.to(losses)).mean()
-
-
-def a_draw(K: int) -> Draw:
-    return Draw(torch.rand(K, dtype=torch.float64) * 3 + 0.1)
 
 
 def by_autograd(loss: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
@@ -214,7 +202,7 @@ def test_output_norms_agree_with_the_closed_form() -> None:
 def test_tiny_gradients_keep_their_norm() -> None:
     output = torch.zeros(2, 3, requires_grad=True)
     output.grad = torch.tensor([[3e-30, 4e-30, 0.0], [0.0, 0.0, 0.0]])
-    found = scores.output_norms(Draw(torch.full((2,), 2.0)), output)
+    found = scores.output_norms(weighted_draw(torch.full((2,), 2.0)), output)
     torch.testing.assert_close(found, torch.tensor([5e-30, 0.0]), rtol=1e-6, atol=0)
 
 
