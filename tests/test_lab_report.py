@@ -19,7 +19,9 @@ from rich.console import Console
 
 from adambs.lab import figures, records
 from adambs.lab.analysis import analyse
-from adambs.lab.report import embed, esc, slugs, terminal_table, write_report
+from adambs.lab.report import write_report
+from adambs.lab.report_markup import embed, esc, slugs
+from adambs.lab.report_tables import terminal_table
 from adambs.lab.words import times
 
 # ------------------------------------------------------------------------------------------------- files

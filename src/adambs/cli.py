@@ -183,7 +183,8 @@ def bench(
 
 def _write_report(folders: list[Path], out: Path) -> None:
     from adambs.lab import records
-    from adambs.lab.report import terminal_table, write_report
+    from adambs.lab.report import write_report
+    from adambs.lab.report_tables import terminal_table
 
     runs = [records.read(folder) for folder in folders]
     page = write_report(runs, out)

@@ -5,7 +5,8 @@ from pathlib import Path
 from rich.console import Console
 
 from adambs.lab import reproduce
-from adambs.lab.report import terminal_table, write_report
+from adambs.lab.report import write_report
+from adambs.lab.report_tables import terminal_table
 
 METHODS = ("adam", "adam-impt", "adambs")
 RUNS = {"digits": 1.0, "digits-long-tailed": 50.0}
