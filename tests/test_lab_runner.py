@@ -1,5 +1,6 @@
 """Records, runner, plans and the command line: fair, resumable, and clear about what is wrong."""
 
+import dataclasses
 import json
 import os
 
@@ -230,6 +231,7 @@ def test_overrides_are_said_in_words():
     changes = reproduce.Overrides(epochs=2, lr=0.01, batch_size=64, long_tail=10)
     plan = reproduce.make_plan("cnn-fashion", "paper", changes)
     assert plan.one_lr
+    assert plan.title() == "CNN on Fashion-MNIST, long-tailed by 10"
     assert plan.differs == (
         "epochs 2 instead of 10; batch size 64 instead of 128; lr 0.01 instead of 0.001; "
         "long tail 10 instead of 1"
@@ -294,6 +296,18 @@ def test_ctrl_c_keeps_what_is_done_and_writes_the_report(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "the same command goes on from here" in " ".join(done.output.split())
     assert (tmp_path / "runs" / "digits-quick" / "report.html").exists()
+
+
+def test_the_demo_keeps_what_another_version_left(tmp_path, monkeypatch):
+    digits = dataclasses.replace(experiments.EXPERIMENTS["digits"], epochs=0.2, slices=2)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "digits", digits)
+    records.Writer(tmp_path / "digits", {"experiment": "an older one"}, {})
+    done = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--seeds", "1"])
+    assert done.exit_code == 0, done.output
+    assert records.read(tmp_path / "digits").config == {"experiment": "an older one"}
+    assert records.read(tmp_path / "digits-2").finished == {0}
+    assert records.read(tmp_path / "digits-long-tailed").config["title"].endswith("long-tailed by 50")
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("arguments", [["methods"], ["experiments"], ["data"]])

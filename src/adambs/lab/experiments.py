@@ -181,7 +181,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         replace(
             _FASHION,
             name="imbalanced",
-            title="CNN on long-tailed Fashion-MNIST",
+            title="CNN on Fashion-MNIST, long-tailed by 100",
             figure="none; the Broader Impact section claims the most for imbalanced data",
             long_tail=100.0,
             shows="no figure",

@@ -101,6 +101,11 @@ def read(folder: Path) -> Run:
     return run
 
 
+def same_config(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether the run in ``folder`` was made with this configuration."""
+    return bool(read(folder).config == json.loads(json.dumps(config)))
+
+
 class Writer:
     """Appends lines to a run's file; each is on the disk before the next begins."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adambs.lab import machine, methods, models, records, training
+from adambs.lab import experiments, machine, methods, models, records, training
 from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Method, Task
@@ -48,13 +48,20 @@ class Plan:
         """The budget of each method."""
         return max(1, math.ceil(self.experiment.epochs * n / self.experiment.batch_size))
 
+    def title(self) -> str:
+        """The experiment's, with its imbalance if that is not in it already."""
+        factor = self.experiment.long_tail
+        if factor == experiments.EXPERIMENTS[self.experiment.name].long_tail:
+            return self.experiment.title
+        return f"{self.experiment.title}, long-tailed by {factor:g}"
+
     def config(self, data: Data) -> dict[str, Any]:
         """What the numbers depend on; a run with another configuration is refused."""
         n = len(data.train)
         steps = self.steps(n)
         return {
             "experiment": self.experiment.name,
-            "title": self.experiment.title,
+            "title": self.title(),
             "figure": self.experiment.figure,
             "scale": self.scale,
             "differs": self.differs,
