@@ -307,10 +307,15 @@ def _draw_curves(axes: Axes, analysis: Analysis, metric: str, axis: str) -> None
         axes.plot(each.x, each.mean, label=plain(analysis.title(each.method)), **line)
         if each.seeds > 1:
             axes.fill_between(each.x, each.low, each.high, color=look.light, alpha=0.14, linewidth=0)
+    # An untrained model's numbers would flatten all the rest: show what comes after the first twentieth.
+    tops = [np.nanmax(each.high[each.x >= each.x[-1] / 20], initial=0) for each in curves]
+    top = max(tops, default=0) or 1.0
     if metric == "train_loss" and any((each.low > 0).any() for each in curves):
         _log_ticks(axes)
+        axes.set_ylim(top=1.3 * top)
     if metric.endswith("_error"):
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        axes.set_ylim(0, 1.05 * top)
 
 
 def _log_ticks(axes: Axes) -> None:

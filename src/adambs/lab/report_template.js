@@ -43,6 +43,9 @@
     };
   }
 
+  // The largest value after the first twentieth: an untrained model's error would flatten all the rest.
+  const afterStart = (curves) => Math.max(0.01, ...curves.flatMap((c) => c.high.filter((_, i) => c.x[i] >= c.x.at(-1) / 20)));
+
   function curveTraces(curves, plot, format) {
     const bands = curves.filter((c) => c.seeds > 1).map((c) => band(c, plot.visible(c.method)));
     return bands.concat(curves.map((c) => line(c, plot.visible(c.method), format)));
@@ -73,7 +76,7 @@
       const loss = metric === "train_loss";
       const y = loss
         ? { type: "log", dtick: "D2", title: { text: yTitles[metric] }, tickformat: "~r", hoverformat: ".4~r" }
-        : { tickformat: "~%", title: { text: yTitles[metric] } };
+        : { tickformat: "~%", title: { text: yTitles[metric] }, range: [0, 1.05 * afterStart(run.curves[metric][axis])] };
       const x = { title: { text: xTitles[axis] }, hoverformat: axis === "step" ? ",d" : ".3~r" };
       const legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemclick: "toggle" };
       return [
