@@ -1,9 +1,9 @@
 """Runs methods against each other, fairly, and writes down what happens as it happens.
 
-All methods of a seed start from the same parameters and take turns, slice by slice, in one process: a
-busy machine hurts all alike. The clock counts training only, each method's own overhead included;
-evaluation is outside it. A seed that was interrupted is begun again, its old lines void; finished seeds
-are never run twice.
+All methods of a seed start from the same parameters and take turns in one process, a few steps each, until
+all have finished a slice: a busy machine hurts all alike. The clock counts training only, each method's own
+overhead included; evaluation is outside it. A seed that was interrupted is begun again, its old lines void;
+finished seeds are never run twice.
 """
 
 import copy
@@ -21,6 +21,9 @@ from adambs.lab import experiments, machine, methods, models, records, training
 from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Method, Task
+
+# Steps before the next method has its turn.
+_TURN = 20
 
 # When a record shows how p looks, as shares of the budget; and how many examples of the highest and of
 # the lowest p it shows at the end of the first seed (once: pictures are large).
@@ -72,6 +75,7 @@ class Plan:
             "one_lr": self.one_lr,
             "steps": steps,
             "slices": min(self.experiment.slices, steps),
+            "turn": _TURN,
             "methods": list(self.method_names),
             "threads": self.threads,
             "device": self.device,
@@ -133,14 +137,10 @@ def _run_seed(
     }
     writer.append({"kind": "begin", "seed": seed})
     looks = {max(1, round(share * slices)) for share in _LOOKS_AT_P}
-    names = list(contestants)
     last: dict[str, dict[str, Any]] = {}
     for index in range(slices + 1):
-        target = round(steps * index / slices)
-        first = index % len(names)  # a different one begins each round
-        for name in names[first:] + names[:first]:
-            contestant = contestants[name]
-            _advance(contestant, target)
+        _take_turns(list(contestants.values()), round(steps * index / slices))
+        for name, contestant in contestants.items():
             last[name] = {"kind": "slice", "seed": seed, "method": name, **_measure(contestant, tensors)}
             writer.append(last[name])
             if index in looks:
@@ -183,6 +183,16 @@ def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
+def _take_turns(contestants: list[_Contestant], target: int) -> None:
+    """Bring all to step ``target``, a few steps at a time, a different one beginning each round."""
+    first = 0
+    while contestants[0].step < target:
+        step = min(contestants[0].step + _TURN, target)
+        for contestant in contestants[first:] + contestants[:first]:
+            _advance(contestant, step)
+        first = (first + 1) % len(contestants)
+
+
 def _advance(contestant: _Contestant, target: int) -> None:
     """Train up to step ``target``, on the clock, with the method's own random state for dropout."""
     count = target - contestant.step
@@ -192,7 +202,7 @@ def _advance(contestant: _Contestant, target: int) -> None:
         contestant.examples += training.train(contestant.method, count)
         if contestant.method.task.inputs.is_cuda:
             torch.cuda.synchronize()
-        contestant.seconds += time.perf_counter() - start if count else 0.0
+        contestant.seconds += time.perf_counter() - start
         contestant.random_state = torch.get_rng_state()
     contestant.step = target
 
