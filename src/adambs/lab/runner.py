@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ class Plan:
     device: str = "cpu"
     one_lr: bool = False
     differs: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def steps(self, n: int) -> int:
         """The budget of each method."""
@@ -79,7 +78,6 @@ class Plan:
             "methods": list(self.method_names),
             "threads": self.threads,
             "device": self.device,
-            **self.extra,
         }
 
 
