@@ -17,13 +17,14 @@ The parts, in the order in which a training loop meets them::
 from adambs import reference, scores
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
-from adambs.rules import Exp3, Rule, Uniform
+from adambs.rules import VRB, Exp3, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler, Diagnostics, Draw
 from adambs.tree import SumTree
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "VRB",
     "AdamBS",
     "BanditLoader",
     "BanditSampler",
@@ -32,6 +33,7 @@ __all__ = [
     "Exp3",
     "Rule",
     "SumTree",
+    "Tracking",
     "Uniform",
     "reference",
     "scores",

@@ -2,6 +2,8 @@
 
 from adambs.rules.base import Rule
 from adambs.rules.exp3 import Exp3
+from adambs.rules.tracking import Tracking
 from adambs.rules.uniform import Uniform
+from adambs.rules.vrb import VRB
 
-__all__ = ["Exp3", "Rule", "Uniform"]
+__all__ = ["VRB", "Exp3", "Rule", "Tracking", "Uniform"]

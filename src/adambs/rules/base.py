@@ -56,9 +56,23 @@ class Rule(ABC):
         allowed. Returns how many scores had to be clipped.
         """
 
+    def observe(self, indices: Indices, scores: Floats) -> int:
+        """Take scores that were computed for their own sake, not of a draw: the truth about ``indices``.
+
+        For rules that remember a score for each example; one that learns from the odds of a draw alone
+        cannot use them. Checked as in :meth:`update`; returns how many scores had to be clipped.
+        """
+        raise TypeError(
+            f"{type(self).__name__} learns from draws alone and cannot take scores of other examples: "
+            "use a rule that remembers scores, such as Tracking()"
+        )
+
     @abstractmethod
-    def settings(self) -> dict[str, float]:
-        """What the rule was configured with: printed, saved, and compared when a state is loaded."""
+    def settings(self) -> dict[str, Any]:
+        """What the rule was configured with: printed, saved, and compared when a state is loaded.
+
+        Plain numbers and strings.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The rule's state as tensors, a copy."""
@@ -75,5 +89,8 @@ class Rule(ABC):
         self.tree = SumTree(weights)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value:.6g}" for name, value in self.settings().items())
+        settings = ", ".join(
+            f"{name}={value!r}" if isinstance(value, str) else f"{name}={value:.6g}"
+            for name, value in self.settings().items()
+        )
         return f"{type(self).__name__}({settings})"

@@ -36,7 +36,7 @@ class Uniform(Rule):
         """Nothing to learn."""
         return 0
 
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dict[str, Any]:
         """Nothing to set."""
         return {}
 
