@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import adambs
 from adambs import reference
-from adambs.rules.exp3 import project
+from adambs.rules.exp3 import _algorithm_2, project
+from adambs.tree import SumTree
 
 
 def sampler_and_oracle(n, K, rule, **options):
@@ -59,6 +60,23 @@ def test_thousands_of_steps_stay_on_the_reference(n, K, step):
         p = oracle(p, draw.indices.numpy(), scores)
     np.testing.assert_allclose(sampler.probabilities(), p, rtol=1e-9)
     assert np.ptp(p) > 0.5 / n
+
+
+def test_the_papers_offset_is_the_kernel_and_the_tree_and_nothing_else():
+    n, K = 300, 20
+    sampler = adambs.BanditSampler(n, K, rule=adambs.Exp3(step=0.7, offset="paper"))
+    tree, rng = SumTree(np.ones(n)), np.random.default_rng(0)
+    for _ in range(300):
+        draw = sampler.draw()
+        indices, ratios = draw.indices.numpy(), draw._ratios
+        assert np.array_equal(ratios, tree.weights[indices] * n / tree.total)
+        scores = rng.gamma(0.5, 1.0, K)
+        sampler.update(draw, scores)
+        changed, _ = _algorithm_2(tree.leaves, tree.total, indices, ratios, scores, 0.7, math.sqrt(2), 0.5)
+        tree.refresh(changed)
+        assert np.array_equal(sampler.rule.tree.weights, tree.weights)
+    assert same(sampler.rule.state_dict(), {"weights": torch.from_numpy(tree.weights.copy())})
+    assert same(adambs.BanditSampler(n, K).rule.settings()["offset"], "paper")
 
 
 def test_late_and_out_of_order_updates_use_the_probabilities_of_their_own_draw():
@@ -194,6 +212,8 @@ def test_exp3_finds_the_examples_with_large_gradients():
         ({"horizon": 0}, ValueError, "horizon must be at least 1, not 0"),
         ({"horizon": 1.5}, TypeError, "horizon must be a whole number, not 1.5"),
         ({"step": 1, "horizon": 7}, ValueError, "step=1 and horizon=7 say the same thing twice"),
+        ({"offset": "mean"}, ValueError, "offset must be one of 'paper', 'none', 'baseline', not 'mean'"),
+        ({"offset": 0.5}, ValueError, "offset must be one of 'paper', 'none', 'baseline', not 0.5"),
     ],
 )
 def test_exp3_refuses(arguments, error, words):

@@ -17,7 +17,7 @@ The parts, in the order in which a training loop meets them::
 from adambs import reference, scores
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
-from adambs.rules import VRB, Exp3, Rule, Tracking, Uniform
+from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler, Diagnostics, Draw
 from adambs.tree import SumTree
 
@@ -26,11 +26,14 @@ __version__ = "0.1.0"
 __all__ = [
     "VRB",
     "AdamBS",
+    "Avare",
     "BanditLoader",
     "BanditSampler",
+    "Calibrated",
     "Diagnostics",
     "Draw",
     "Exp3",
+    "Release",
     "Rule",
     "SumTree",
     "Tracking",

@@ -1,9 +1,12 @@
 """Rules: how feedback changes the weights. Each rule is one class; :class:`Rule` says what it owes."""
 
+from adambs.rules.avare import Avare
 from adambs.rules.base import Rule
+from adambs.rules.calibrated import Calibrated
 from adambs.rules.exp3 import Exp3
+from adambs.rules.release import Release
 from adambs.rules.tracking import Tracking
 from adambs.rules.uniform import Uniform
 from adambs.rules.vrb import VRB
 
-__all__ = ["VRB", "Exp3", "Rule", "Tracking", "Uniform"]
+__all__ = ["VRB", "Avare", "Calibrated", "Exp3", "Release", "Rule", "Tracking", "Uniform"]

@@ -1,11 +1,14 @@
 """Algorithm 2 of the paper, from the drawn examples alone."""
 
 import math
+from typing import Any
 
 import numpy as np
+import torch
 
 from adambs import _check
 from adambs._jit import kernel
+from adambs.floor import LastingFloor
 from adambs.rules.base import Floats, Indices, Rule
 from adambs.tree import SumTree
 
@@ -16,6 +19,18 @@ _LIFT = 1.0 + 1e-13
 # Weights only shrink, so the total does. It is multiplied by a power of two, which changes no
 # probability by even a bit, long before it could underflow.
 _SMALL_TOTAL_EXPONENT = -512
+
+OFFSETS = ("paper", "none", "baseline")
+
+# Memory of the baseline: about the last hundred updates.
+_DECAY = 0.99
+
+# A weight grows by at most exp(300) in a step. Where one would grow by more, all drawn ones grow by so much
+# less; the undrawn are then at the floor, with 130 decimal digits to spare, and there they belong.
+_LARGEST_GROWTH = 300.0
+
+# Exponents beyond this are as good as infinite, and their sum over a batch is still a number.
+_LARGEST_EXPONENT = 1e300
 
 
 class Exp3(Rule):
@@ -30,16 +45,37 @@ class Exp3(Rule):
     examples can only rise, so only drawn ones can meet the floor and the projection needs just those
     (proof in docs/algorithm.md). O(K log n) a step.
 
+    The 1 in e is the paper's offset, l = L^2/p_min^2 - s^2/p^2. It keeps losses from being negative. It
+    also makes most of the noise where scores are far below the bound: an example then loses nearly the same
+    for being drawn, whatever its gradient. With o in its place,
+
+        e = (step / r) (o - (c s / (L r))^2).
+
+    The expectation over the draws of sum_k 1(j = I_k) / (K p_j) is one for every j, so an offset that does
+    not depend on the batch adds the same to the expected change of every log w_j, which line 5 does not
+    see: it changes the noise, not the mean. Weights can then grow and undrawn examples fall to the floor;
+    :class:`adambs.floor.LastingFloor` does the projection for all of them, exactly, in amortised
+    O(K log n) a step.
+
     Args:
         L: bound on the scores. Larger ones are clipped for the rule, and counted. The default, sqrt(2),
             bounds ``adambs.scores.cross_entropy``.
         p_min: smallest probability, as a fraction of 1/n.
-        step: exponent of a drawn example of zero gradient at p = 1/n; 0.1 if nothing is given.
+        step: exponent of a drawn example of zero gradient at p = 1/n, with the paper's offset; 0.1 if
+            nothing is given. Other offsets leave small exponents, c^2 s^2 / L^2 of it, and can do with more.
         alpha_p: the paper's step size, instead of ``step``:
             step = alpha_p n^3 L^2 / (K c^2).
         horizon: number of steps T, instead of ``step``: Lemma 1's alpha_p, that is
             step = sqrt(2 R^2 n / T) / K with R^2 = (1 - c) log(1 + (1 - c) n / c).
+        offset: o above. ``"paper"`` is 1, ``"none"`` is 0 and ``"baseline"`` the running mean of
+            (c s / (L r))^2 over the examples drawn before this batch, with a memory of about a hundred
+            batches. The first batch has nothing before it: it sets the baseline and moves no weight.
     """
+
+    floor: LastingFloor
+    """The weights, in the place of ``tree``, if the offset is not the paper's."""
+    baseline: float
+    """The running mean that ``offset="baseline"`` subtracts; 0 before the first batch."""
 
     def __init__(
         self,
@@ -49,6 +85,7 @@ class Exp3(Rule):
         step: float | None = None,
         alpha_p: float | None = None,
         horizon: int | None = None,
+        offset: str = "paper",
     ) -> None:
         given = {"step": step, "alpha_p": alpha_p, "horizon": horizon}
         named = [f"{name}={value}" for name, value in given.items() if value is not None]
@@ -63,12 +100,20 @@ class Exp3(Rule):
         self._alpha_p = None if alpha_p is None else _check.positive("alpha_p", alpha_p)
         self.horizon = None if horizon is None else _check.whole("horizon", horizon, least=1)
         self.step = _check.positive("step", 0.1 if step is None else step)
+        if offset not in OFFSETS:
+            raise ValueError(f"offset must be one of {', '.join(map(repr, OFFSETS))}, not {offset!r}")
+        self.offset = offset
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """Resolve the step size, which needs n and K, and begin inside the set {p >= p_min}."""
         if initial_weights is not None:
             initial_weights = project(initial_weights, self.p_min / n)
-        super().start(n, batch_size, initial_weights)
+        self.n, self.batch_size = n, batch_size
+        if self.offset == "paper":
+            super().start(n, batch_size, initial_weights)
+        else:
+            self.floor = LastingFloor(np.ones(n) if initial_weights is None else initial_weights)
+            self.baseline, self._memory = 0.0, 0.0
         c = self.p_min
         if self._alpha_p is not None:
             self.step = self._alpha_p * float(n) ** 3 * self.L**2 / (batch_size * c**2)
@@ -81,8 +126,18 @@ class Exp3(Rule):
         """The paper's step size that ``step`` amounts to; known once a sampler has started the rule."""
         return self.step * self.batch_size * self.p_min**2 / (float(self.n) ** 3 * self.L**2)
 
+    def draw(self, u: Floats) -> tuple[Indices, Floats]:
+        """The examples at the quantiles ``u`` in [0, 1], and their ratios. O(K log n)."""
+        return super().draw(u) if self.offset == "paper" else self.floor.draw(u)
+
+    def ratios(self, indices: Indices | None = None) -> Floats:
+        """r_j = n p_j of some examples, or of all. A new array."""
+        return super().ratios(indices) if self.offset == "paper" else self.floor.ratios(indices)
+
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Lines 2 to 5 of Algorithm 2. O(K log n)."""
+        if self.offset != "paper":
+            return self._update_with_offset(indices, ratios, scores)
         tree = self.tree
         changed, clipped = _algorithm_2(
             tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, self.p_min
@@ -93,9 +148,55 @@ class Exp3(Rule):
             tree.rescale(-exponent)
         return clipped
 
-    def settings(self) -> dict[str, float]:
-        """L, p_min and the resolved step."""
-        return {"L": self.L, "p_min": self.p_min, "step": self.step}
+    def _update_with_offset(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
+        """Lines 2 to 5 with another offset: weights go both ways, so the floor is for all to meet."""
+        x_squared = (self.p_min * (np.minimum(scores, self.L) / self.L) / ratios) ** 2
+        if self.offset == "none" or self._memory > 0:
+            with np.errstate(over="ignore"):
+                scale = np.minimum(self.step / ratios, _LARGEST_EXPONENT)
+            self._move(indices, scale * (x_squared - self.baseline))
+        if self.offset == "baseline":  # after use: what is subtracted does not depend on the batch
+            self._memory += (1.0 - _DECAY) * (1.0 - self._memory)
+            self.baseline += (1.0 - _DECAY) / self._memory * (float(x_squared.mean()) - self.baseline)
+        return int(np.count_nonzero(scores > self.L))
+
+    def _move(self, indices: Indices, growth: Floats) -> None:
+        """Multiply weights by exp(growth), once for each place in the batch, and project."""
+        drawn, places = np.unique(indices, return_inverse=True)
+        exponent = np.zeros(len(drawn))
+        np.add.at(exponent, places, growth)
+        # A factor that all have in common changes no p; one of the drawn alone does not either, where the
+        # undrawn are beneath notice.
+        most = exponent.max()
+        exponent -= most if len(drawn) == self.n else max(0.0, most - _LARGEST_GROWTH)
+        self.floor.write(drawn, self.floor.weights(drawn) * np.exp(exponent))
+        self.floor.project(self.p_min / self.n)
+
+    def settings(self) -> dict[str, Any]:
+        """L, p_min, the resolved step and the offset."""
+        return {"L": self.L, "p_min": self.p_min, "step": self.step, "offset": self.offset}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights and, if there is one, the baseline."""
+        if self.offset == "paper":
+            return super().state_dict()
+        state: dict[str, Any] = {"weights": torch.from_numpy(self.floor.weights())}
+        if self.offset == "baseline":
+            state |= {"baseline": self.baseline, "memory": self._memory}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state from :meth:`state_dict`, or raise ``ValueError`` and change nothing."""
+        if self.offset == "paper":
+            super().load_state_dict(state)
+            return
+        floor = LastingFloor(_check.vector("state['weights']", state["weights"], self.n))
+        if self.offset == "baseline":
+            baseline, memory = float(state["baseline"]), float(state["memory"])
+            if not (0.0 <= baseline < math.inf and 0.0 <= memory <= 1.0):
+                raise ValueError(f"state has a baseline of {baseline} with a memory of {memory}")
+            self.baseline, self._memory = baseline, memory
+        self.floor = floor
 
 
 def project(weights: Floats, p_min: float) -> Floats:
