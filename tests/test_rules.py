@@ -76,7 +76,7 @@ def test_the_papers_offset_is_the_kernel_and_the_tree_and_nothing_else():
         tree.refresh(changed)
         assert np.array_equal(sampler.rule.tree.weights, tree.weights)
     assert same(sampler.rule.state_dict(), {"weights": torch.from_numpy(tree.weights.copy())})
-    assert same(adambs.BanditSampler(n, K).rule.settings()["offset"], "paper")
+    assert adambs.Exp3().offset == "paper"
 
 
 def test_late_and_out_of_order_updates_use_the_probabilities_of_their_own_draw():

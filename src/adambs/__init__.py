@@ -16,6 +16,7 @@ The parts, in the order in which a training loop meets them::
 
 from adambs import reference, scores
 from adambs.loader import BanditLoader
+from adambs.looking import Looking
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler, Diagnostics, Draw
@@ -33,6 +34,7 @@ __all__ = [
     "Diagnostics",
     "Draw",
     "Exp3",
+    "Looking",
     "Release",
     "Rule",
     "SumTree",

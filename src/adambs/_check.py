@@ -39,6 +39,14 @@ def fraction(name: str, value: Any, hint: str) -> float:
     return number
 
 
+def unit_interval(name: str, value: Any) -> float:
+    """``value`` as a float in [0, 1]."""
+    number = _real(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must lie between 0 and 1, not {number}")
+    return number
+
+
 def share(name: str, value: Any) -> float:
     """``value`` as a float in [0, 1): a share that may be nothing but not all."""
     number = _real(name, value)

@@ -2,9 +2,11 @@
 
 import copy
 import math
+import time
 import uuid
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +15,21 @@ import torch
 
 from adambs import _check
 from adambs._jit import kernel
+from adambs.looking import Looking
 from adambs.rules.base import Floats, Indices, Rule
-from adambs.rules.exp3 import Exp3
+from adambs.rules.calibrated import Calibrated
 
 # Memory of the running estimate of the variance reduction: about the last hundred updates.
 _DECAY = 0.99
 
 # After so many updates, warn once if most scores were above the rule's bound.
 _WARN_AT = 50
+
+# Share of the uniform distribution in the choice among candidates: no weight grows by more than 1/this.
+_UNIFORM_CHOICE = 0.1
+
+Score = Callable[[torch.Tensor], Any]
+"""From the indices of some examples to their scores: a forward pass without gradients."""
 
 
 class Draw:
@@ -30,13 +39,24 @@ class Draw:
     however late the batch is used.
     """
 
-    __slots__ = ("_indices", "_owner", "_ratios", "n")
+    __slots__ = ("_indices", "_learned", "_owner", "_ratios", "correction", "n")
 
-    def __init__(self, indices: Indices, ratios: Floats, n: int, owner: str) -> None:
+    def __init__(
+        self,
+        indices: Indices,
+        ratios: Floats,
+        n: int,
+        owner: str,
+        *,
+        correction: float = 1.0,
+        learned: bool = False,
+    ) -> None:
         self._indices = indices
         self._ratios = ratios  # n p_j, see Rule
         self.n = n
         self._owner = owner
+        self.correction = correction
+        self._learned = learned  # its candidates' scores have taught the rule already
 
     @property
     def indices(self) -> torch.Tensor:
@@ -50,8 +70,15 @@ class Draw:
 
     @property
     def weights(self) -> torch.Tensor:
-        """1/(n p_j) of each drawn example: float64, shape (K,)."""
-        return torch.from_numpy(1.0 / self._ratios)
+        """1/(n p_j) of each drawn example: float64, shape (K,).
+
+        With a ``correction`` below one, (1/(n p_j))^correction, divided by their mean over the batch.
+        """
+        weights = 1.0 / self._ratios
+        if self.correction != 1.0:
+            weights **= self.correction
+            weights /= weights.mean()
+        return torch.from_numpy(weights)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), eq. (1): its gradient is the unbiased estimate G_hat.
@@ -131,11 +158,17 @@ class BanditSampler:
     Args:
         n: number of training examples.
         batch_size: K.
-        rule: how feedback changes p; :class:`Exp3`, the paper's Algorithm 2, if nothing is given.
+        rule: how feedback changes p; :class:`Calibrated` if nothing is given. :class:`Exp3` is the paper's
+            Algorithm 2.
         seed: of the sampler's own random stream. No global stream is read or changed.
         stratified: draw one example from each K-th of the mass instead of K independent ones. Still
             unbiased, with less variance. The batch is shuffled, so that any part of it is alike.
         initial_weights: n weights, for instance a teacher's opinion of how much each example matters.
+        correction: exponent of the weights 1/(n p). One, the paper's, keeps the gradient unbiased. Less
+            favours examples of large gradient norm, zero wholly so; see docs/choosing-a-rule.md before
+            using it. The attribute ``correction`` may be changed at any time, for a schedule.
+        looking: how many candidates :meth:`draw` scores first when it is given a way to, and whether that
+            pays; :class:`Looking()` if nothing is given.
     """
 
     def __init__(
@@ -147,6 +180,8 @@ class BanditSampler:
         seed: int = 0,
         stratified: bool = False,
         initial_weights: Any = None,
+        correction: float = 1.0,
+        looking: Looking | None = None,
     ) -> None:
         self.n = _check.whole("n", n, least=1)
         self.batch_size = _check.whole("batch_size", batch_size, least=1)
@@ -162,7 +197,11 @@ class BanditSampler:
             initial_weights = _check.vector("initial_weights", initial_weights, self.n)
             if not initial_weights.any():
                 raise ValueError("initial_weights are all zero: give some example a positive weight")
-        self.rule = copy.copy(rule) if rule is not None else Exp3()
+        if looking is not None and not isinstance(looking, Looking):
+            raise TypeError(f"looking must be a Looking, not {looking!r}")
+        self.correction = correction
+        self.looking = copy.deepcopy(looking) if looking is not None else Looking()
+        self.rule = copy.copy(rule) if rule is not None else Calibrated()
         self.rule.start(self.n, self.batch_size, initial_weights)
 
         self._rng = np.random.Generator(np.random.PCG64(self.seed))
@@ -172,15 +211,102 @@ class BanditSampler:
         self._epoch = Epoch(0, finished=True)
         self._resuming = False
 
-    def draw(self) -> Draw:
-        """A mini-batch of K examples from p. O(K log n)."""
-        u = self._rng.random(self.batch_size)
-        if self.stratified:
-            u += self._rng.permutation(self.batch_size)
-            u /= self.batch_size
-        indices, ratios = self.rule.draw(u)
+    @property
+    def correction(self) -> float:
+        """Exponent of the weights of the draws to come."""
+        return self._correction
+
+    @correction.setter
+    def correction(self, value: float) -> None:
+        self._correction = _check.unit_interval("correction", value)
+
+    def draw(self, score: Score | None = None) -> Draw:
+        """A mini-batch of K examples from p. O(K log n).
+
+        Args:
+            score: from a tensor of indices to the scores of those examples, by a forward pass without
+                gradients. If it is given, and whenever it pays (see :class:`Looking`), some candidates are
+                drawn from p and scored, the rule learns from them, and the batch is chosen among them.
+        """
+        if score is None:
+            draw = self._from_p(self.batch_size)
+        elif self.looking.pays():
+            draw = self._chosen(*self._looked_at(score))
+            self.looking.left()
+        else:
+            draw = self._from_p(self.batch_size)
+            self.looking.left()
         self._counts[0] += 1
-        return Draw(indices, ratios, self.n, self._id)
+        return draw
+
+    def _looked_at(self, score: Score) -> tuple[Draw, Floats]:
+        """Candidates from p and their scores; if these cannot be had, nothing has happened."""
+        before = self._rng.bit_generator.state
+        candidates = self._from_p(min(self.looking.candidates * self.batch_size, self.n))
+        start = time.perf_counter()
+        try:
+            scores = self.check(candidates, score(candidates.indices))
+        except BaseException:
+            self._rng.bit_generator.state = before
+            raise
+        self.looking.looked(time.perf_counter() - start)
+        return candidates, scores
+
+    def _from_p(self, count: int) -> Draw:
+        u = self._rng.random(count)
+        if self.stratified:
+            u += self._rng.permutation(count)
+            u /= count
+        indices, ratios = self.rule.draw(u)
+        return Draw(indices, ratios, self.n, self._id, correction=self.correction)
+
+    def _chosen(self, candidates: Draw, scores: Floats) -> Draw:
+        """K of the B candidates, by their scores; the candidates teach the rule.
+
+        Candidate i came with n p_i = r_i, so s_i / r_i is its share in the sum of all norms, and it is
+        taken with probability g_i, nearly in proportion to that. In the end it stands for 1 / (B g_i) of
+        the candidates, each of which stands for 1 / r_i of the examples: its ratio is r_i B g_i. One is
+        drawn from each K-th of the mass, which still draws i K g_i times on average.
+        """
+        ratios, B, K = candidates._ratios, len(candidates), self.batch_size
+        self.looking.scattered(ratios, scores)
+        a = scores.clip(max=1e100) / ratios
+        total = a.sum()
+        g = (1 - _UNIFORM_CHOICE) * a / total + _UNIFORM_CHOICE / B if total > 0 else np.full(B, 1 / B)
+        sums = g.cumsum()
+        u = (self._rng.random(K) + self._rng.permutation(K)) * (sums[-1] / K)
+        places = np.searchsorted(sums, u, side="right").clip(max=B - 1)
+        self._teach(candidates, scores)
+        indices = candidates._indices[places]
+        chosen_ratios = ratios[places] * (B * g[places])
+        return Draw(indices, chosen_ratios, self.n, self._id, correction=self.correction, learned=True)
+
+    def refresh(
+        self,
+        score: Score,
+        indices: Any = None,
+        *,
+        batch_size: int = 200,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Score all examples, or those of ``indices``, by forward passes, and let the rule remember.
+
+        For rules that remember scores (:class:`Calibrated`, :class:`Tracking`, :class:`Avare`). The weights
+        stay unbiased whatever is refreshed and whenever.
+
+        Args:
+            score: from a tensor of indices to the scores of those examples.
+            indices: which examples; all if nothing is given.
+            batch_size: how many to score at once.
+            progress: called after each of these with how many are done, and of how many.
+        """
+        chosen = np.arange(self.n) if indices is None else self._places(indices)
+        size = _check.whole("batch_size", batch_size, least=1)
+        for start in range(0, len(chosen), size):
+            part = chosen[start : start + size]
+            scores = _check.vector("scores", score(torch.from_numpy(part)), len(part))
+            self.rule.observe(part, scores)
+            progress(start + len(part), len(chosen))
 
     def update(self, draw: Draw, scores: Any) -> None:
         """Let p learn from the ``scores`` (gradient norms) of the examples of ``draw``. O(K log n)."""
@@ -197,8 +323,14 @@ class BanditSampler:
     def learn(self, draw: Draw, scores: Floats) -> None:
         """:meth:`update` with scores that :meth:`check` has returned."""
         _update_moments(self._moments, draw._ratios, scores)
+        self._counts[1] += 1
+        if not draw._learned:
+            self.looking.scattered(draw._ratios, scores)
+            self._teach(draw, scores)
+
+    def _teach(self, draw: Draw, scores: Floats) -> None:
         clipped = self.rule.update(draw._indices, draw._ratios, scores)
-        self._counts[1:] += (1, len(draw), clipped)
+        self._counts[2:] += (len(draw), clipped)
         if self._counts[1] == _WARN_AT and 2 * self._counts[3] > self._counts[2]:
             warnings.warn(
                 f"{self._counts[3]} of the first {self._counts[2]} scores were above the bound of "
@@ -212,6 +344,10 @@ class BanditSampler:
         """p of the examples ``indices``, or of all n. A copy, float64."""
         if indices is None:
             return torch.from_numpy(self.rule.ratios() / self.n)
+        return torch.from_numpy(self.rule.ratios(self._places(indices)) / self.n)
+
+    def _places(self, indices: Any) -> Indices:
+        """``indices`` as an array of examples that exist, or an error."""
         array = np.asarray(indices)
         if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
             raise TypeError(f"indices must be a list of whole numbers, not {indices!r}")
@@ -219,7 +355,7 @@ class BanditSampler:
         outside = array[(array < 0) | (array >= self.n)]
         if outside.size:
             raise ValueError(f"indices must lie in 0..{self.n - 1}, not {outside[0]}")
-        return torch.from_numpy(self.rule.ratios(array) / self.n)
+        return array
 
     def diagnostics(self) -> Diagnostics:
         """What the distribution looks like and what it is worth. O(n)."""
@@ -258,6 +394,8 @@ class BanditSampler:
             "random": self._rng.bit_generator.state,
             "counts": self._counts.tolist(),
             "moments": self._moments.tolist(),
+            "correction": self.correction,
+            "looking_state": self.looking.state_dict(),
             "epoch": {
                 "number": self._epoch.number,
                 "delivered": self._epoch.delivered,
@@ -268,6 +406,7 @@ class BanditSampler:
                 "ratios": torch.from_numpy(
                     np.array([draw._ratios for draw in ahead], np.float64).reshape(shape)
                 ),
+                "corrections": [draw.correction for draw in ahead],
             },
         }
 
@@ -300,11 +439,15 @@ class BanditSampler:
                 raise ValueError("state['counts'] or state['moments'] has the wrong length")
             rule = copy.copy(self.rule)
             rule.load_state_dict(state["rule_state"])
+            looking = self.looking.with_state(state["looking_state"])
+            correction = _check.unit_interval("state['correction']", state["correction"])
             epoch = self._restored_epoch(state["epoch"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state is damaged: {type(error).__name__}: {error}") from error
         return {
             "rule": rule,
+            "looking": looking,
+            "_correction": correction,
             "_rng": np.random.Generator(rng),
             "_counts": counts,
             "_moments": moments,
@@ -320,6 +463,7 @@ class BanditSampler:
             "stratified": self.stratified,
             "rule": type(self.rule).__name__,
             "rule_settings": self.rule.settings(),
+            "looking": self.looking.settings(),
         }
 
     def _restored_epoch(self, state: dict[str, Any]) -> Epoch:
@@ -329,7 +473,11 @@ class BanditSampler:
             raise ValueError(f"state['epoch'] has draws of shape {indices.shape}, {ratios.shape}")
         if ((indices < 0) | (indices >= self.n)).any() or not (ratios > 0).all():
             raise ValueError("state['epoch'] has draws outside the data set, or of no probability")
-        ahead = deque(Draw(i, r, self.n, self._id) for i, r in zip(indices, ratios, strict=True))
+        corrections = [_check.unit_interval("state['epoch']['corrections']", c) for c in state["corrections"]]
+        ahead = deque(
+            Draw(i, r, self.n, self._id, correction=c)
+            for i, r, c in zip(indices, ratios, corrections, strict=True)
+        )
         return Epoch(int(state["number"]), int(state["delivered"]), ahead, bool(state["finished"]))
 
     def __repr__(self) -> str:

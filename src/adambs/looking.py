@@ -1,0 +1,95 @@
+"""When does looking before drawing pay? The economics of scoring more examples than are trained on."""
+
+import math
+import statistics
+import time
+from typing import Any
+
+from adambs import _check
+from adambs.rules.base import Floats
+
+# The cost of a look is measured on these draws, once: the first are slow for reasons of their own.
+_FIRST_TIMED, _FIRST_LOOK, _MEASURED = 10, 30, 40
+
+# Memory of the running estimate of how much scores scatter: about the last hundred draws.
+_DECAY = 0.99
+
+
+class Looking:
+    """Decides whether to score some candidates first and train on the best choice among them.
+
+    Of B = ``candidates`` x K examples drawn from p, forward passes tell the present scores s; K of them are
+    then chosen in proportion to a = s / (n p). With tau^2 = E[a^2] / E[a]^2, the second moment of the
+    gradient falls by tau^2 (and by that less the share 1/B of what is gained), as if the batch were tau^2
+    times larger. Looking costs ``cost`` of a plain step for every K candidates. It pays while
+
+        tau > 1 + candidates * cost,
+
+    the criterion of Katharopoulos and Fleuret (ICML 2018), who have p uniform and assume a cost of 1/3. Here
+    the cost is measured by the clock in the first steps, unless it is given: with a number, a run repeats
+    itself exactly.
+    """
+
+    def __init__(self, candidates: int = 3, cost: float | None = None) -> None:
+        self.candidates = _check.whole("candidates", candidates, least=2)
+        self.cost = None if cost is None else _check.positive("cost", cost)
+        self._draws = 0
+        self._squares = self._sum = 0.0
+        self._looks: list[float] = []
+        self._steps: list[float] = []
+        self._left_at: float | None = None
+
+    @property
+    def tau(self) -> float:
+        """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
+        return math.sqrt(self._squares) / self._sum if self._sum > 0 else 1.0
+
+    def pays(self) -> bool:
+        """Called at the start of each draw: whether to look this time."""
+        self._draws += 1
+        if self.cost is not None:
+            return self.tau > 1 + self.candidates * self.cost
+        now = time.perf_counter()
+        if self._left_at is not None and self._draws > _FIRST_TIMED:
+            self._steps.append(now - self._left_at)
+        return self._draws > _FIRST_LOOK
+
+    def looked(self, seconds: float) -> None:
+        """A look took so long. When there are enough of them, their median becomes the cost."""
+        if self.cost is None:
+            self._looks.append(seconds)
+
+    def left(self) -> None:
+        """The draw is done: what follows until the next is the step."""
+        if self.cost is not None:
+            return
+        if self._draws >= _MEASURED:
+            ratio = statistics.median(self._looks) / statistics.median(self._steps)
+            self.cost = max(ratio / self.candidates, 1e-6)
+            self._looks, self._steps = [], []
+        self._left_at = time.perf_counter()
+
+    def scattered(self, ratios: Floats, scores: Floats) -> None:
+        """Learn from the scores of examples that were drawn from p, not chosen after a look."""
+        a = scores.clip(max=1e100) / ratios
+        self._squares = _DECAY * self._squares + (1 - _DECAY) * float((a * a).mean())
+        self._sum = _DECAY * self._sum + (1 - _DECAY) * float(a.mean())
+
+    def settings(self) -> dict[str, Any]:
+        """What a state must share with the sampler that loads it."""
+        return {"candidates": self.candidates}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cost if it is known, and the scatter. A measurement that is not finished begins anew."""
+        return {"cost": self.cost, "squares": self._squares, "sum": self._sum}
+
+    def with_state(self, state: dict[str, Any]) -> "Looking":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        new = Looking(self.candidates, state["cost"])
+        new._squares, new._sum = float(state["squares"]), float(state["sum"])
+        if not (0 <= new._squares < math.inf and 0 <= new._sum < math.inf):
+            raise ValueError(f"state['looking_state'] has a scatter of {new._squares}, {new._sum}")
+        return new
+
+    def __repr__(self) -> str:
+        return f"Looking(candidates={self.candidates}, cost={self.cost})"
