@@ -72,8 +72,9 @@ class Looking:
     def scattered(self, ratios: Floats, scores: Floats) -> None:
         """Learn from the scores of examples that were drawn from p, not chosen after a look."""
         a = scores.clip(max=1e100) / ratios
-        self._squares = _DECAY * self._squares + (1 - _DECAY) * float((a * a).mean())
-        self._sum = _DECAY * self._sum + (1 - _DECAY) * float(a.mean())
+        decay = _DECAY if self._sum > 0 else 0.0
+        self._squares = decay * self._squares + (1 - decay) * float((a * a).mean())
+        self._sum = decay * self._sum + (1 - decay) * float(a.mean())
 
     def settings(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import adambs
 from adambs.lab.methods import Loss, Method
+from adambs.lab.methods.base import FORWARD_BATCH
 
 
 def train(method: Method, steps: int) -> int:
@@ -32,7 +33,7 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> t
     """Mean loss and share of wrong guesses over a whole data set."""
     model.eval()
     total, wrong = 0.0, 0
-    for x, y in zip(torch.split(inputs, 200), torch.split(targets, 200), strict=True):  # fits the cache
+    for x, y in zip(torch.split(inputs, FORWARD_BATCH), torch.split(targets, FORWARD_BATCH), strict=True):
         outputs = model(x)
         total += loss.losses(outputs, y).double().sum().item()
         wrong += int((loss.guesses(outputs) != y).sum())

@@ -1,6 +1,6 @@
 """Methods for choosing examples, behind one interface. A new one is one short class; see docs/methods.md."""
 
-from adambs.lab.methods import bandit, shuffled, today
+from adambs.lab.methods import bandit, rules, shuffled, today
 from adambs.lab.methods.base import Batch, Loss, Method, Plain, Task, Weighted
 
 _PLAIN: list[type[Method]] = [
@@ -15,6 +15,7 @@ _PLAIN: list[type[Method]] = [
 _ALL: list[type[Method]] = [
     shuffled.Adam,
     bandit.AdamBS,
+    bandit.AdamBSFast,
     bandit.AdamBSExp3,
     bandit.AdamImpt,
     bandit.AdamApt,
@@ -26,6 +27,7 @@ _ALL: list[type[Method]] = [
     today.SelectiveBackprop,
     today.OnlineBatchSelection,
     today.LossProportional,
+    *rules.ALL,
     *_PLAIN,
     *(bandit.with_bandit(method) for method in _PLAIN),
 ]

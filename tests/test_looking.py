@@ -1,0 +1,233 @@
+"""Looking before drawing: candidates, scores, a choice among them. And refresh, and the correction."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import same, saved_and_loaded, taught
+
+import adambs
+from adambs.looking import _FIRST_LOOK, _MEASURED
+
+
+def always():
+    """Looking that always pays."""
+    return adambs.Looking(candidates=3, cost=1e-6)
+
+
+def unequal(n, K, **options):
+    """A sampler whose p and tau are far from one, and true scores that differ from the remembered."""
+    sampler = adambs.BanditSampler(n, K, **{"looking": always(), **options})
+    truth = np.random.default_rng(5).gamma(0.5, 1.0, n)
+    return taught(sampler, 30), truth
+
+
+def test_the_choice_among_candidates_is_unbiased():
+    """The mean over many draws of the weighted sum of any quantity is its mean over all examples."""
+    n, K = 40, 4
+    sampler, truth = unequal(n, K, seed=3)
+    values = np.random.default_rng(6).normal(1, 1, (n, 3))
+    frozen = sampler.state_dict()
+    estimates = []
+    for _ in range(4000):
+        random = sampler.state_dict()["random"]
+        sampler.load_state_dict({**frozen, "random": random})  # the same p each time, fresh randomness
+        draw = sampler.draw(lambda i: truth[i])
+        assert draw._learned
+        estimates.append((draw.weights.numpy()[:, None] * values[draw.indices]).mean(0))
+    error = np.mean(estimates, 0) - values.mean(0)
+    assert np.abs(error / (np.std(estimates, 0) / math.sqrt(len(estimates)))).max() < 4
+
+
+def test_the_choice_has_less_variance_than_p_alone():
+    """The gradient's second moment falls by about tau^2, which is what Looking promises."""
+    n, K = 2000, 20
+    sampler, truth = unequal(n, K, seed=1)
+    frozen = sampler.state_dict()
+    ratios = n * sampler.probabilities().numpy()
+    plain = (truth**2 / ratios).mean()  # E_p[(s/r)^2]
+    tau_squared = plain / truth.mean() ** 2
+    seen = []
+    for _ in range(300):
+        sampler.load_state_dict({**frozen, "random": sampler.state_dict()["random"]})
+        draw = sampler.draw(lambda i: truth[i])
+        seen.append(((truth[draw.indices] * draw.weights.numpy()) ** 2).mean())
+    assert tau_squared > 2
+    assert plain / np.mean(seen) == pytest.approx(tau_squared, rel=0.25)
+
+
+def test_it_looks_exactly_while_tau_is_above_the_cost():
+    n, K = 500, 10
+    sampler = adambs.BanditSampler(n, K, looking=adambs.Looking(candidates=4, cost=0.1), seed=0)
+    looks = 0
+
+    def score(indices):
+        nonlocal looks
+        looks += 1
+        return np.ones(len(indices))
+
+    for _ in range(300):  # all scores alike: p is right, tau is one
+        sampler.update(sampler.draw(score), np.ones(K))
+    assert (looks, sampler.looking.tau) == (0, pytest.approx(1, rel=1e-4))
+    rng = np.random.default_rng(1)
+    for _ in range(200):  # scores that nobody can foresee: tau rises above 1.4
+        draw = sampler.draw(lambda i: rng.gamma(0.2, 1.0, len(i)))
+        sampler.update(draw, rng.gamma(0.2, 1.0, K))
+    assert sampler.looking.tau > 1.4
+    sampler.draw(score)
+    assert looks == 1
+
+
+def test_the_cost_is_measured_once_by_the_clock(monkeypatch):
+    """A look of 3 K candidates that takes 0.6 of a step costs 0.2 for every K."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    sampler = adambs.BanditSampler(1000, 10, seed=0)
+    looks = []
+
+    def score(indices):
+        nonlocal now
+        now += 0.6
+        looks.append(len(indices))
+        return np.ones(len(indices))
+
+    for step in itertools.count(1):
+        draw = sampler.draw(score)
+        if sampler.looking.cost is not None:
+            break
+        now += 100.0 if step % 20 == 0 else 1.0  # now and then something else takes the machine
+        sampler.update(draw, np.ones(10))
+    assert step == _MEASURED
+    assert looks == [30] * (_MEASURED - _FIRST_LOOK)
+    assert sampler.looking.cost == pytest.approx(0.2)
+
+
+def test_candidates_teach_the_rule_and_the_chosen_do_not_teach_it_again():
+    sampler = adambs.BanditSampler(1000, 10, rule=adambs.Tracking(), looking=always(), seed=0)
+    sampler.update(sampler.draw(), np.linspace(0.1, 1, 10))
+    before = sampler.diagnostics()
+    draw = sampler.draw(lambda i: np.full(len(i), 0.5))
+    assert sampler.rule.seen.sum() == pytest.approx(10 + 30, abs=2)
+    after_look = sampler.rule.state_dict()
+    sampler.update(draw, np.full(10, 9.0))
+    assert same(sampler.rule.state_dict(), after_look)
+    after = sampler.diagnostics()
+    assert (after.draws - before.draws, after.updates - before.updates) == (1, 1)
+    assert after.scores - before.scores == 30
+
+
+def test_a_look_that_fails_changes_nothing():
+    sampler, _ = unequal(50, 5)
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match=r"scores\[2\] is nan"):
+        sampler.draw(lambda i: np.where(np.arange(len(i)) == 2, np.nan, 1.0))
+    with pytest.raises(ZeroDivisionError):
+        sampler.draw(lambda i: 1 / 0)
+    assert same(sampler.state_dict(), before)
+
+
+def test_scores_of_zero_choose_evenly():
+    sampler, _ = unequal(50, 5)
+    draw = sampler.draw(lambda i: torch.zeros(len(i)))
+    assert torch.isfinite(draw.weights).all()
+
+
+def test_small_data_has_fewer_candidates():
+    sampler = taught(adambs.BanditSampler(7, 5, looking=always()), 20)
+    sizes = []
+    sampler.draw(lambda i: sizes.append(len(i)) or np.ones(len(i)))
+    assert sizes == [7]
+
+
+def test_looking_resumes_to_the_bit():
+    truth = np.random.default_rng(2).gamma(0.5, 1.0, 60)
+
+    def go_on(sampler):
+        for _ in range(20):
+            draw = sampler.draw(lambda i: truth[i])
+            sampler.update(draw, truth[draw.indices])
+        return sampler.state_dict()
+
+    def make():
+        return adambs.BanditSampler(60, 6, looking=adambs.Looking(3, cost=0.01), seed=4)
+
+    straight = make()
+    go_on(straight)
+    resumed = make()
+    resumed.load_state_dict(saved_and_loaded(straight.state_dict()))
+    assert same(go_on(straight), go_on(resumed))
+    state = straight.state_dict()
+    state["looking_state"]["squares"] = math.nan
+    with pytest.raises(ValueError, match="scatter"):
+        resumed.load_state_dict(state)
+
+
+def test_refresh_tells_the_rule_the_truth_about_all_or_some():
+    n = 500
+    truth = np.random.default_rng(0).gamma(0.5, 1.0, n)
+    sampler = taught(adambs.BanditSampler(n, 10, rule=adambs.Tracking(uniform=0.2)), 30)
+    done = []
+    sampler.refresh(lambda i: truth[i], batch_size=120, progress=lambda *step: done.append(step))
+    np.testing.assert_allclose(sampler.probabilities(), 0.8 * truth / truth.sum() + 0.2 / n, rtol=1e-9)
+    assert done == [(120, 500), (240, 500), (360, 500), (480, 500), (500, 500)]
+    truth[[3, 5]] = 7.0
+    sampler.refresh(lambda i: torch.from_numpy(truth)[i], [3, 5])
+    np.testing.assert_allclose(sampler.probabilities(), 0.8 * truth / truth.sum() + 0.2 / n, rtol=1e-9)
+    with pytest.raises(ValueError, match="indices must lie in"):
+        sampler.refresh(lambda i: truth[i], [500])
+    with pytest.raises(ValueError, match="scores must have shape"):
+        sampler.refresh(lambda i: np.ones(3))
+    with pytest.raises(TypeError, match="Exp3 learns from draws alone"):
+        adambs.BanditSampler(n, 10, rule=adambs.Exp3()).refresh(lambda i: truth[i])
+
+
+def test_the_correction_is_an_exponent_of_the_weights():
+    sampler = taught(adambs.BanditSampler(100, 10, correction=0.5), 50)
+    draw = sampler.draw()
+    expected = (1 / (100 * draw.probabilities)) ** 0.5
+    torch.testing.assert_close(draw.weights, expected / expected.mean())
+    assert draw.weights.std() > 0.1
+    sampler.correction = 0.0
+    torch.testing.assert_close(sampler.draw().weights, torch.ones(10, dtype=torch.float64))
+    sampler.correction = 1.0
+    later = sampler.draw()
+    torch.testing.assert_close(later.weights, 1 / (100 * later.probabilities))
+    assert draw.correction == 0.5  # that of the time of drawing
+    for value in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="correction must lie between 0 and 1"):
+            sampler.correction = value
+    assert sampler.correction == 1.0
+
+
+def test_the_correction_of_a_draw_on_its_way_is_saved():
+    data = torch.utils.data.TensorDataset(torch.arange(40.0))
+    sampler = taught(adambs.BanditSampler(40, 4, correction=0.5), 50)
+    loader = adambs.BanditLoader(data, sampler)
+    batches = iter(loader)
+    next(batches)
+    sampler._epoch.ahead.append(sampler.draw())
+    sampler.correction = 1.0
+    copy = adambs.BanditSampler(40, 4)
+    copy.load_state_dict(saved_and_loaded(sampler.state_dict()))
+    assert copy.correction == 1.0
+    assert copy._epoch.ahead[-1].correction == 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: adambs.Looking(1), "candidates must be at least 2"),
+        (lambda: adambs.Looking(3, cost=0), "cost must be positive"),
+        (lambda: adambs.BanditSampler(5, 1, correction=2), "correction must lie between"),
+    ],
+)
+def test_it_refuses(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_looking_must_be_a_looking():
+    with pytest.raises(TypeError, match="looking must be a Looking"):
+        adambs.BanditSampler(5, 1, looking=3)
