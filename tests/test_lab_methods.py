@@ -51,6 +51,36 @@ def test_an_unknown_method_gets_the_list_of_the_known():
         methods.find("adamw")
 
 
+def test_a_method_with_settings_is_a_variant_of_its_own():
+    task = digits_task(n=200)
+    assert methods.find("adam:lr=0.004")(task).optimizer.param_groups[0]["lr"] == 0.004
+    tracking = methods.find("adambs-tracking:uniform=0.1:smoothing=0.5:correction=0.8")
+    assert tracking.name == "adambs-tracking:uniform=0.1:smoothing=0.5:correction=0.8"
+    assert tracking.title == "AdamBS (tracking), uniform=0.1, smoothing=0.5, correction=0.8"
+    sampler = tracking(task).sampler
+    assert sampler.rule.settings() == {"uniform": 0.1, "smoothing": 0.5, "forgetting": 0.0}
+    assert sampler.correction == 0.8
+    assert METHODS["adambs-tracking"](task).sampler.rule.uniform == 0.3  # itself unchanged
+    assert methods.find("adam-impt:presample=2")(task).presample == 2
+    assert methods.find("adambs-exp3:step=0.5")(task).sampler.rule.step == 0.5
+    assert methods.find("adambs:candidates=5")(task).sampler.looking.candidates == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("adam:gamma=1", r"adam has no setting 'gamma'; it has lr"),
+        ("adam:lr", r"'lr' must be a setting and a number"),
+        ("adam:lr=fast", r"'lr=fast' must be a setting and a number"),
+        ("adambs-tracking:uniform=2", r"uniform must lie strictly between"),
+        ("adambs-tracking:biased=1", r"has no setting 'biased'; it has lr, .*uniform, smoothing, forgetting"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(name, words):
+    with pytest.raises(ValueError, match=words):
+        methods.find(name)
+
+
 def z_scores(samples, truth):
     samples = np.asarray(samples)
     error = samples.std(0, ddof=1) / math.sqrt(len(samples))

@@ -36,6 +36,8 @@ class Experiment:
     train_size: int | None = None
     test_size: int | None = None
     long_tail: float = 1.0
+    flipped: float = 0.0
+    """Share of the training labels that are replaced by another class."""
     slices: int = 20
     """How often the losses are looked at."""
 
@@ -48,7 +50,8 @@ class Experiment:
     def settings(self) -> dict[str, Any]:
         """What the numbers of a run depend on."""
         names = ("dataset", "model", "model_options", "loss", "batch_size", "lr", "epochs", "long_tail")
-        return {name: asdict(self)[name] for name in names}
+        settings = {name: asdict(self)[name] for name in names}
+        return {**settings, "flipped": self.flipped} if self.flipped else settings
 
 
 _CIFAR = {
@@ -186,6 +189,22 @@ EXPERIMENTS: dict[str, Experiment] = {
             title="CNN on Fashion-MNIST, long-tailed by 100",
             figure="none; the Broader Impact section claims the most for imbalanced data",
             long_tail=100.0,
+            shows="no figure",
+        ),
+        replace(
+            _FASHION,
+            name="flipped",
+            title="CNN on Fashion-MNIST, 20 % of the labels flipped",
+            figure="none; what a method does with labels that are wrong",
+            flipped=0.2,
+            shows="no figure",
+        ),
+        replace(
+            _FASHION,
+            name="cnn-mnist",
+            title="CNN on MNIST",
+            figure="none; data on which nothing was tuned",
+            dataset="mnist",
             shows="no figure",
         ),
         _DIGITS,

@@ -65,6 +65,8 @@ def prepare(plan: runner.Plan, folder: Path | None) -> datasets.Data:
         data = datasets.subset(data, train_size, experiment.test_size)
     if experiment.long_tail != 1:
         data = datasets.long_tailed(data, experiment.long_tail)
+    if experiment.flipped:
+        data = datasets.with_flipped_labels(data, experiment.flipped)
     if experiment.batch_size > len(data.train):
         raise ValueError(f"batch_size {experiment.batch_size} is more than the {len(data.train)} examples")
     return data

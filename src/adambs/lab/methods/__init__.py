@@ -36,10 +36,24 @@ METHODS = {method.name: method for method in _ALL}
 
 
 def find(name: str) -> type[Method]:
-    """The method of that name; an unknown one gets the list of the known."""
-    if name not in METHODS:
-        raise ValueError(f"method {name!r} is unknown; the known ones are {', '.join(METHODS)}")
-    return METHODS[name]
+    """The method of that name; an unknown one gets the list of the known.
+
+    ``adam:lr=0.002`` and ``adambs-tracking:uniform=0.1:smoothing=0.5`` are variants with other settings.
+    """
+    base, *settings = name.split(":")
+    if base not in METHODS:
+        raise ValueError(f"method {base!r} is unknown; the known ones are {', '.join(METHODS)}")
+    method = METHODS[base]
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError(f"in {name!r}, {setting!r} must be a setting and a number: lr=0.002") from None
+        method = method.with_setting(key, number)
+    if settings:
+        method.name, method.title = name, f"{METHODS[base].title}, {', '.join(settings)}"
+    return method
 
 
 __all__ = ["METHODS", "Batch", "Loss", "Method", "Plain", "Task", "Weighted", "find"]

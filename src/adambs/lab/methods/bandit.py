@@ -1,7 +1,8 @@
 """The paper's own: a bandit over examples, over prefixed batches, and the rule of the published code."""
 
+import inspect
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,16 +21,41 @@ class Bandit(Method):
     """Whether the sampler may score candidates before it draws, when that pays."""
     correction: ClassVar[float] = 1.0
     """Exponent of the weights."""
+    candidates: ClassVar[int] = 3
+    """How many times K are scored when it looks."""
+    rule_class: ClassVar[type[adambs.Rule]] = adambs.Calibrated
+    """The library's default, unless a subclass has another."""
+    rule_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, task: Task) -> None:
         self.sampler = adambs.BanditSampler(
-            task.n, task.batch_size, rule=self.rule(task), seed=task.seed, correction=self.correction
+            task.n,
+            task.batch_size,
+            rule=self.rule(task),
+            seed=task.seed,
+            correction=self.correction,
+            looking=adambs.Looking(self.candidates),
         )
         super().__init__(task)
 
-    def rule(self, task: Task) -> adambs.Rule | None:
-        """The library's default."""
-        return None
+    def rule(self, task: Task) -> adambs.Rule:
+        """The rule, for a task whose loss bounds the scores."""
+        bound = {"L": task.loss.L} if issubclass(self.rule_class, adambs.Exp3) else {}
+        return self.rule_class(**bound, **self.rule_options)
+
+    @classmethod
+    def with_setting(cls, name: str, value: float) -> type[Self]:
+        """Also the arguments of the rule."""
+        if name not in inspect.signature(cls.rule_class).parameters:
+            return super().with_setting(name, value)
+        options = {**cls.rule_options, name: value}
+        cls.rule_class(**options)  # complains about a bad value now
+        return cls.variant({"rule_options": options})
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Also the arguments of the rule."""
+        return [*super().setting_names(), *inspect.signature(cls.rule_class).parameters]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         make = adambs.with_bandit(self.optimizer_class)
@@ -74,9 +100,7 @@ class AdamBSExp3(Bandit):
     title = "AdamBS (Algorithm 2)"
     summary = "Algorithms 1 and 2 of the paper, whatever the library's default is"
     citation = LIU
-
-    def rule(self, task: Task) -> adambs.Rule:
-        return adambs.Exp3(L=task.loss.L)
+    rule_class = adambs.Exp3
 
 
 class AMSGradBS(Bandit):

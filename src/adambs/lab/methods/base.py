@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -125,6 +125,33 @@ class Method(ABC):
         self.task = task
         self.rng = np.random.default_rng([task.seed, 1])
         self.optimizer: Any = self.make_optimizer()
+
+    @classmethod
+    def with_setting(cls, name: str, value: float) -> type[Self]:
+        """A variant with another learning rate, or another value of a number that the class has."""
+        if name == "lr":
+            changed = {"options": {**cls.options, "lr": value}}
+        elif name in cls.setting_names():
+            changed = {name: type(getattr(cls, name))(value)}
+        else:
+            raise ValueError(f"{cls.name} has no setting {name!r}; it has {', '.join(cls.setting_names())}")
+        return cls.variant(changed)
+
+    @classmethod
+    def variant(cls, changed: dict[str, Any]) -> type[Self]:
+        """A subclass with some class attributes changed."""
+        return type(cls.__name__, (cls,), {**changed, "__doc__": cls.__doc__, "__module__": cls.__module__})
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """What :meth:`with_setting` knows."""
+        numbers = {
+            name
+            for owner in cls.__mro__
+            for name, value in vars(owner).items()
+            if isinstance(value, int | float) and not name.startswith("_")
+        }
+        return ["lr", *sorted(numbers - {"biased", "untimed"})]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer that takes the steps."""

@@ -1,7 +1,6 @@
 """AdamBS with each rule of the library, without looking, to compare the rules alone; and the oracle."""
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,18 +11,19 @@ from adambs.lab.methods.base import Floats, Method, Task, Weighted
 
 
 def with_rule(
-    name: str, summary: str, citation: str, rule: Callable[[Task], adambs.Rule | None]
+    name: str, summary: str, citation: str, rule: type[adambs.Rule], **options: float | str
 ) -> type[Bandit]:
     """AdamBS with that rule."""
     return type(
-        f"With{name.title()}",
+        f"AdamBS{name.title()}",
         (Bandit,),
         {
             "name": f"adambs-{name}",
             "title": f"AdamBS ({name})",
             "summary": summary,
             "citation": citation,
-            "rule": lambda self, task: rule(task),
+            "rule_class": rule,
+            "rule_options": options,
             "__doc__": f"AdamBS: {summary}.",
             "__module__": __name__,
         },
@@ -66,57 +66,37 @@ class Oracle(Method):
         return self.p
 
 
+SCHAUL = "after Schaul et al., ICLR 2016, and Katharopoulos and Fleuret, 2017"
+BORSOS = "Borsos, Krause and Levy, COLT 2018"
+
 ALL: list[type[Method]] = [
+    with_rule("calibrated", "the library's default rule, without looking", "ours", adambs.Calibrated),
+    with_rule("tracking", "last seen scores with 0.3 of uniform", SCHAUL, adambs.Tracking),
     with_rule(
-        "calibrated",
-        "what last scores proved to be worth; the default, without looking",
-        LIU,
-        lambda task: None,
+        "forgetting", "the same, stale scores drifting to the mean", SCHAUL, adambs.Tracking, forgetting=0.3
     ),
-    with_rule(
-        "tracking",
-        "last seen scores with 0.3 of uniform",
-        "after Schaul et al., ICLR 2016, and Katharopoulos and Fleuret, 2017",
-        lambda task: adambs.Tracking(),
-    ),
-    with_rule(
-        "forgetting",
-        "the same, stale scores drifting to the mean",
-        "after Schaul et al., ICLR 2016, and Katharopoulos and Fleuret, 2017",
-        lambda task: adambs.Tracking(forgetting=0.3),
-    ),
-    with_rule(
-        "vrb", "sums of squared norms", "Borsos, Krause and Levy, COLT 2018", lambda task: adambs.VRB()
-    ),
-    with_rule(
-        "vrb-forgetting",
-        "the same, forgetting half in an epoch",
-        "Borsos, Krause and Levy, COLT 2018",
-        lambda task: adambs.VRB(forgetting=0.5),
-    ),
+    with_rule("vrb", "sums of squared norms", BORSOS, adambs.VRB),
+    with_rule("vrb-forgetting", "the same, half forgotten in an epoch", BORSOS, adambs.VRB, forgetting=0.5),
     with_rule(
         "avare",
         "the best p above a floor for the last seen scores",
         "El Hanchi and Stephens, NeurIPS 2020",
-        lambda task: adambs.Avare(),
+        adambs.Avare,
     ),
     with_rule(
         "baseline",
         "Algorithm 2 with a running baseline for its offset",
         LIU,
-        lambda task: adambs.Exp3(L=task.loss.L, offset="baseline", step=1.0),
+        adambs.Exp3,
+        offset="baseline",
+        step=1.0,
     ),
-    with_rule(
-        "no-offset",
-        "Algorithm 2 without its offset",
-        LIU,
-        lambda task: adambs.Exp3(L=task.loss.L, offset="none", step=1.0),
-    ),
+    with_rule("no-offset", "Algorithm 2 without its offset", LIU, adambs.Exp3, offset="none", step=1.0),
     with_rule(
         "release-unbiased",
         "the rule of the published code, with unbiased weights",
         f"{LIU}, published code",
-        lambda task: adambs.Release(),
+        adambs.Release,
     ),
     Oracle,
 ]
