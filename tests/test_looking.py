@@ -215,6 +215,51 @@ def test_the_correction_of_a_draw_on_its_way_is_saved():
     assert copy._epoch.ahead[-1].correction == 0.5
 
 
+class Listed(torch.utils.data.Dataset):
+    """Examples one at a time."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)), index % 3
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        torch.utils.data.TensorDataset(torch.arange(40.0), torch.arange(40) % 3),
+        torch.utils.data.Subset(
+            torch.utils.data.TensorDataset(torch.arange(80.0) - 40, torch.arange(80) % 3), range(40, 80)
+        ),
+        Listed(),
+    ],
+)
+def test_a_loader_looks_at_batches_of_candidates(dataset):
+    sampler = adambs.BanditSampler(40, 4, looking=always(), seed=1)
+    looked = []
+
+    def score(batch):
+        x, y = batch
+        looked.append(len(x))
+        assert torch.equal(y, batch[1])
+        return 1 + x % 7
+
+    loader = adambs.BanditLoader(dataset, sampler, score=score)
+    for (x, _), draw in loader:
+        assert torch.equal(x, draw.indices.float())
+        sampler.update(draw, 1 + x % 7)
+        assert draw._learned == (len(looked) > 0)
+    assert sampler.diagnostics().updates == len(loader) == 10
+    assert looked == [12] * len(looked)
+    assert len(looked) >= 8
+
+
+def test_a_loader_with_workers_cannot_look():
+    with pytest.raises(ValueError, match="score needs num_workers=0, not 2"):
+        adambs.BanditLoader(Listed(), adambs.BanditSampler(40, 4), score=len, num_workers=2)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -1,13 +1,13 @@
 """Batches of a dataset, each with the Draw that drew it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from adambs.sampler import BanditSampler, Draw, Epoch
+from adambs.sampler import BanditSampler, Draw, Epoch, Score
 
 # DataLoader options that would choose the examples, or break the order in which batches arrive.
 _REFUSED = {
@@ -32,6 +32,10 @@ class BanditLoader:
     A ``TensorDataset`` (or a ``Subset`` of one) without a ``collate_fn`` is indexed once a batch, not
     once an example.
 
+    With ``score``, a function from a batch to the scores of its examples (a forward pass without gradients,
+    in eval mode if you like), the sampler may look before it draws: see :class:`Looking`. That happens in
+    this process at the time of drawing, so it needs ``num_workers=0``.
+
     After ``load_state_dict`` the first iteration delivers the rest of the epoch that was saved.
     """
 
@@ -41,6 +45,7 @@ class BanditLoader:
         sampler: BanditSampler,
         *,
         drop_last: bool = False,
+        score: Callable[[Any], Any] | None = None,
         **dataloader_options: Any,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -57,6 +62,11 @@ class BanditLoader:
             )
         for name in _REFUSED.keys() & dataloader_options.keys():
             raise TypeError(f"BanditLoader takes no {name}: {_REFUSED[name]}")
+        if score is not None and dataloader_options.get("num_workers", 0):
+            raise ValueError(
+                f"score needs num_workers=0, not {dataloader_options['num_workers']}: workers fetch batches "
+                "ahead, and a look must be made with the model as it is now"
+            )
 
         self.dataset = dataset
         self.sampler = sampler
@@ -80,6 +90,14 @@ class BanditLoader:
         else:
             self._batches = _Batches(sampler, length, None, as_list=True)
             self.dataloader = DataLoader(dataset, batch_sampler=self._batches, **dataloader_options)
+        if score is not None:
+            self._batches.score = lambda indices: score(self._fetch(indices.numpy()))
+
+    def _fetch(self, indices: np.ndarray[Any, Any]) -> Any:
+        """The examples as the DataLoader would have them."""
+        data, where = self.dataloader.dataset, self._batches.places(indices)
+        examples: Any = [data[i] for i in where] if isinstance(where, list) else data[where]
+        return self.dataloader.collate_fn(examples)
 
     def __len__(self) -> int:
         return self._batches.length
@@ -98,6 +116,7 @@ class _Batches(torch.utils.data.Sampler[Any]):
     """The indices of each batch, drawn at the moment that the DataLoader asks for them."""
 
     epoch: Epoch
+    score: Score | None = None
 
     def __init__(
         self,
@@ -117,14 +136,14 @@ class _Batches(torch.utils.data.Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
         for draw in tuple(epoch.ahead):  # on their way when the state was saved
-            yield self._indices(draw)
+            yield self.places(draw.indices.numpy())
         while epoch.delivered + len(epoch.ahead) < self.length:
-            draw = self.sampler.draw()
+            draw = self.sampler.draw(self.score)
             epoch.ahead.append(draw)
-            yield self._indices(draw)
+            yield self.places(draw.indices.numpy())
 
-    def _indices(self, draw: Draw) -> Any:
-        indices = draw.indices.numpy()
+    def places(self, indices: np.ndarray[Any, Any]) -> Any:
+        """Where the DataLoader finds the examples."""
         if self._as_list:
             return indices.tolist()
         return indices if self._where is None else self._where[indices]
