@@ -14,6 +14,7 @@ from adambs.lab.analysis import (
     FRACTIONS,
     Series,
     Speedup,
+    across,
     analyse,
     curve,
     first_reached,
@@ -207,6 +208,31 @@ def test_bootstrap_interval_agrees_with_all_resamples(count):
     assert geometric_mean(list(values)) == found
 
 
+def test_the_mean_across_runs_counts_each_run_once_and_resamples_seeds_within_each():
+    """Two runs, of 3 and of 4 seeds: the interval against all 27 x 256 resamples."""
+    times_ = np.linspace(0, 40, 41)
+    losses = 2 * np.exp(-0.1 * times_) + 0.3
+
+    def run(factors):
+        pairs = [
+            (series(times_, losses, "adam", k), series(times_ / f, losses, "m", k))
+            for k, f in enumerate(factors)
+        ]
+        return speedup(pairs, "seconds")
+
+    first, second = [1.0, 1.2, 1.5], [2.0, 2.1, 2.6, 1.8]
+    found = across([run(first), run(second)])
+    assert found.value == pytest.approx(stats.gmean([stats.gmean(first), stats.gmean(second)]))
+    means = [
+        stats.gmean([stats.gmean(a), stats.gmean(b)])
+        for a in itertools.product(first, repeat=3)
+        for b in itertools.product(second, repeat=4)
+    ]
+    assert (found.low, found.high) == pytest.approx(np.quantile(means, [0.025, 0.975]), rel=0.01)
+    assert across([run(first), run([2.0, 2.0])]).low is None
+    assert across([run(first)]).value == pytest.approx(run(first).overall.value)
+
+
 @pytest.mark.parametrize("count", [3, 5, 12])
 def test_interval_of_a_mean_is_students(count):
     values = np.random.default_rng(count).normal(size=count)
@@ -279,6 +305,21 @@ def test_analysis_of_a_run_has_the_speeds_that_it_was_made_with(tmp_path: Path):
             assert clock.overall.value == pytest.approx(speed * 0.020 / cost, rel=0.03)
     assert found.speedups["adambs-release"]["step"].verdict == "slower"
     assert "faster" in headline(found)
+
+
+def test_test_errors_are_compared_at_the_time_when_the_baseline_ended(tmp_path: Path):
+    run = fixtures.write_run(tmp_path, noise=0.0)
+    found = analyse(run)
+    assert found.equal_time["adam"].value == 0
+    for method in fixtures.METHODS:
+        expected = []
+        for seed in found.seeds:
+            lines = [line for line in run.lines("slice") if line["seed"] == seed]
+            end = max(line["seconds"] for line in lines if line["method"] == "adam")
+            own = [(line["seconds"], line["test_error"]) for line in lines if line["method"] == method]
+            adam = [line["test_error"] for line in lines if line["method"] == "adam"][-1]
+            expected.append(np.interp(end, *zip(*own, strict=True)) - adam)
+        assert found.equal_time[method].value == pytest.approx(np.mean(expected), abs=1e-12)
 
 
 def test_unfinished_seeds_are_left_out_and_named(tmp_path: Path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -201,11 +202,20 @@ def test_the_summary_says_what_the_records_say(finished, tmp_path):
     (tmp_path / "results" / "digits").mkdir(parents=True)
     record = (finished.path / records.FILE).read_text()
     (tmp_path / "results" / "digits" / records.FILE).write_text(record)
+    (tmp_path / "results" / "digits-again").mkdir()
+    (tmp_path / "results" / "digits-again" / records.FILE).write_text(record)
+    (tmp_path / "results" / "NOTES.md").write_text("Made on a rainy day.\n")
     text = summary.write_summary(tmp_path / "results").read_text()
     final = [s["train_loss"] for s in finished.lines("slice") if (s["method"], s["step"]) == ("adam", 32)]
     assert f"| Adam | {np.mean(final):.3g}" in text
     assert "AdamBS (published code) (biased)" in text
     assert "`adambs reproduce digits`" in text
+    assert "Made on a rainy day." in text
+    side_by_side = text[text.index("## Side by side") :].split("##")[1]
+    row = next(line for line in side_by_side.splitlines() if line.startswith("| AdamBS (published code)"))
+    speedups = [cell.strip() for cell in row.split("|")[2:4]]
+    assert speedups[0] == speedups[1]
+    assert re.match(r"(< )?\d\.\d\d", speedups[0])
     assert (tmp_path / "results" / "figures" / "digits-curves.png").exists()
     with pytest.raises(records.RecordError, match="holds no folder with"):
         summary.write_summary(tmp_path / "results" / "digits")

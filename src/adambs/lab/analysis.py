@@ -149,6 +149,8 @@ class Analysis:
     """Method, then metric."""
     speedups: dict[str, dict[str, Speedup]] = field(default_factory=dict)
     """Method, then ``seconds`` or ``step``; empty when the baseline did not run."""
+    equal_time: dict[str, Estimate] = field(default_factory=dict)
+    """Method's test error at the time when the baseline ended, minus the baseline's, paired by seed."""
 
     def curves(self, metric: str, axis: str) -> list[Curve]:
         """One curve for each method that has this metric."""
@@ -182,13 +184,15 @@ def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
         for method, by_seed in series.items()
     }
     speedups: dict[str, dict[str, Speedup]] = {}
+    equal_time: dict[str, Estimate] = {}
     if baseline in series:
         for method, by_seed in series.items():
             pairs = [(series[baseline][seed], by_seed[seed]) for seed in by_seed if seed in series[baseline]]
             if pairs:
                 speedups[method] = {axis: speedup(pairs, axis) for axis in ("seconds", "step")}
+                equal_time[method] = mean([_behind(*pair) for pair in pairs])
     return Analysis(
-        run, baseline, tuple(series), seeds, complete, left_out, series, finals, speedups
+        run, baseline, tuple(series), seeds, complete, left_out, series, finals, speedups, equal_time
     )  # fmt: skip
 
 
@@ -295,6 +299,25 @@ def speedup(pairs: Sequence[tuple[Series, Series]], axis: str) -> Speedup:
     at = tuple(geometric_mean([ratio.value for ratio in row]) for row in ratios)
     overall = geometric_mean([_seed_mean(row) for row in by_seed])
     return Speedup(pairs[0][1].method, axis, ratios, at, overall)
+
+
+def _behind(baseline: Series, own: Series) -> float:
+    """How much larger than the baseline's final test error this method's was at that time."""
+    then = float(np.interp(baseline["seconds"][-1], own["seconds"], own["test_error"]))
+    return then - float(baseline["test_error"][-1])
+
+
+def across(speedups: Sequence[Speedup]) -> Estimate:
+    """The geometric mean over several runs, each counting once; the bootstrap resamples seeds within each."""
+    logs = [np.log([_seed_mean(row) for row in zip(*each.ratios, strict=True)]) for each in speedups]
+    center = float(np.exp(np.mean([each.mean() for each in logs])))
+    fewest = min(len(each) for each in logs)
+    if fewest < ENOUGH_SEEDS or not math.isfinite(center):
+        return Estimate(center, None, None, fewest)
+    random = np.random.default_rng(0)
+    resampled = [each[random.integers(len(each), size=(RESAMPLES, len(each)))].mean(1) for each in logs]
+    low, high = np.exp(np.quantile(np.mean(resampled, 0), [0.025, 0.975]))
+    return Estimate(center, float(low), float(high), fewest)
 
 
 def _seed_mean(row: Sequence[Ratio]) -> float:

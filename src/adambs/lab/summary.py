@@ -1,9 +1,10 @@
 """``adambs summary``: RESULTS.md from the records, so that no number in it is typed by hand."""
 
+import math
 from pathlib import Path
 
 from adambs.lab import records
-from adambs.lab.analysis import METRICS, Analysis, analyse
+from adambs.lab.analysis import METRICS, Analysis, Estimate, across, analyse
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.figures import save_figures
 from adambs.lab.report_tables import speedup_cells, value_and_half
@@ -19,6 +20,9 @@ of Adam's time over the method's. Intervals are 95 %, over seeds. `<` marks a bo
 reached.
 """
 
+CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
+"""The experiments that the default rule was chosen on; the last column is the mean over these."""
+
 
 def write_summary(folder: Path) -> Path:
     """Write RESULTS.md and the figures for every run below ``folder``."""
@@ -26,8 +30,14 @@ def write_summary(folder: Path) -> Path:
     if not analyses:
         raise records.RecordError(f"{folder} holds no folder with a {records.FILE}")
     order = list(EXPERIMENTS)
-    analyses.sort(key=lambda a: order.index(a.run.config["experiment"]))
-    text = [_HEAD.format(folder=folder.name), _overview(analyses)]
+    analyses.sort(key=lambda a: (order.index(a.run.config["experiment"]), a.run.path.name))
+    notes = folder / "NOTES.md"
+    text = [
+        _HEAD.format(folder=folder.name),
+        *([notes.read_text()] if notes.exists() else []),
+        _overview(analyses),
+        _side_by_side(analyses),
+    ]
     for analysis in analyses:
         save_figures(analysis, folder / "figures", analysis.run.path.name)
         text.append(_section(analysis))
@@ -45,6 +55,41 @@ def _overview(analyses: list[Analysis]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _side_by_side(analyses: list[Analysis]) -> str:
+    """Speedups by the clock, a row for each method that ran in two experiments at least."""
+    names = {name: None for analysis in analyses for name in analysis.methods if name != analysis.baseline}
+    experiments = [analysis.run.config["experiment"] for analysis in analyses]
+    head = ["method", *(run_title(analysis) for analysis in analyses), "mean of the three"]
+    rows = [head, ["---"] * len(head)]
+    for name in names:
+        found = [analysis.speedups.get(name, {}).get("seconds") for analysis in analyses]
+        if sum(each is not None for each in found) < 2:
+            continue
+        of = dict(zip(experiments, found, strict=True))
+        three = [each for key in CHOOSING if (each := of.get(key)) is not None]
+        title = next(analysis.title(name) for analysis in analyses if name in analysis.methods)
+        mean = across(three) if len(three) == len(CHOOSING) else None
+        cells = ["" if each is None else cell(each.overall, each.bounded()) for each in found]
+        whole = "" if mean is None else f"**{cell(mean, any(each.bounded() for each in three))}**"
+        rows.append([title, *cells, whole])
+    if len(rows) == 2:
+        return ""
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return (
+        "## Side by side\n\nSpeedup over Adam by the clock, with its 95 % interval over seeds. The last "
+        "column is the geometric mean over Fashion-MNIST, CIFAR-10 and IMDB, on which the library's default "
+        f"was chosen.\n\n{table}\n"
+    )
+
+
+def cell(estimate: Estimate, bounded: bool) -> str:
+    """A speedup and its interval, briefly."""
+    if math.isnan(estimate.value):
+        return "–"
+    interval = "" if estimate.low is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
+    return f"{'< ' if bounded else ''}{estimate.value:.2f}{interval}"
+
+
 def _section(analysis: Analysis) -> str:
     experiment = EXPERIMENTS[analysis.run.config["experiment"]]
     name = analysis.run.path.name
@@ -55,7 +100,14 @@ def _section(analysis: Analysis) -> str:
         compared(analysis),
         *(f"**Note.** {note}" for note in warnings_of(analysis)),
         f"**The paper's figure** ({experiment.figure}): {experiment.shows}.",
-        f"**Here:** {headline(analysis)}",
+        *(
+            f"**Here, {name}:** {headline(analysis, method)}"
+            for method, name in (
+                ("adambs-exp3", "the paper's Algorithm 2"),
+                ("adambs", "the library's default"),
+            )
+            if method in analysis.speedups
+        ),
         _table(analysis),
         f"![Loss and errors](figures/{name}-curves.png)",
         f"`{session['command']}` on {machine['processor']}, {analysis.run.config['threads']} threads, torch "
@@ -65,11 +117,29 @@ def _section(analysis: Analysis) -> str:
 
 
 def _table(analysis: Analysis) -> str:
-    head = ["method", *METRICS.values(), "speedup, wall clock", "speedup, steps", "in words (wall clock)"]
+    head = [
+        "method",
+        *METRICS.values(),
+        "test error when Adam ended, against Adam's",
+        "speedup, wall clock",
+        "speedup, steps",
+        "in words (wall clock)",
+    ]
     rows = [head, ["---"] * len(head)]
     for method in analysis.methods:
         finals = (value_and_half(each, metric) for metric, each in analysis.finals[method].items())
         cells = [f"{shown} ± {half}" if half else shown for shown, half in finals]
+        cells.append(_difference(analysis.equal_time.get(method)))
         biased = " (biased)" if analysis.run.methods[method]["biased"] else ""
         rows.append([f"{analysis.title(method)}{biased}", *cells, *speedup_cells(analysis, method)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _difference(estimate: Estimate | None) -> str:
+    """In percentage points, with its interval."""
+    if estimate is None or math.isnan(estimate.value):
+        return "–"
+    interval = ""
+    if estimate.low is not None and estimate.high is not None:
+        interval = f" ({100 * estimate.low:+.2f} to {100 * estimate.high:+.2f})"
+    return f"{100 * estimate.value:+.2f}{interval}"

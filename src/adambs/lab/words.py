@@ -35,9 +35,9 @@ def lead(analysis: Analysis) -> str | None:
     return next((name for name in (*LEADS, *others) if name in others), None)
 
 
-def headline(analysis: Analysis) -> str:
-    """What was found, in plain words."""
-    method = lead(analysis)
+def headline(analysis: Analysis, method: str | None = None) -> str:
+    """What was found, of ``method`` or of the one that matters most, in plain words."""
+    method = method or lead(analysis)
     if method is None:
         best = min(analysis.methods, key=lambda name: _sortable(analysis.finals[name]["train_loss"].value))
         return (
