@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+import adambs
 from adambs.lab import methods, models, training
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,18 @@ def test_the_loops_of_the_readme_run(side):
     assert not torch.equal(model.weight, before)
     changed = [line for line in diff.splitlines() if line.startswith("+")]
     assert len(changed) == 5
+
+
+def test_the_look_of_the_readme_runs():
+    [code] = [block for block in blocks("README.md") if "def score" in block]
+    x, y = torch.randn(300, 5), torch.randint(0, 3, (300,))
+    train, model = torch.utils.data.TensorDataset(x, y), torch.nn.Linear(5, 3)
+    sampler = adambs.BanditSampler(300, 10, looking=adambs.Looking(cost=1e-6))
+    names = {"adambs": adambs, "torch": torch, "train": train, "model": model, "sampler": sampler}
+    exec(compile(code, "README.md", "exec"), names)
+    for (batch, labels), draw in names["loader"]:
+        sampler.update(draw, adambs.scores.cross_entropy(model(batch), labels))
+    assert sampler.diagnostics().looks > 20
 
 
 def test_the_map_of_the_readme_is_true():

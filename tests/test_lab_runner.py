@@ -224,6 +224,17 @@ def test_the_summary_says_what_the_records_say(finished, tmp_path):
 # ---------------------------------------------------------------------- plans and the command line
 
 
+def test_labels_are_flipped_where_the_experiment_says_so():
+    plan = reproduce.make_plan("digits", "paper", reproduce.Overrides())
+    wrong = dataclasses.replace(plan, experiment=dataclasses.replace(plan.experiment, flipped=0.25))
+    right, flipped = reproduce.prepare(plan, None), reproduce.prepare(wrong, None)
+    changed = right.train.tensors[1] != flipped.train.tensors[1]
+    assert changed.float().mean().item() == pytest.approx(0.25, abs=1e-3)
+    assert (right.test.tensors[1] == flipped.test.tensors[1]).all()
+    assert wrong.config(flipped)["flipped"] == 0.25
+    assert "flipped" not in plan.config(right)
+
+
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
 @pytest.mark.parametrize("scale", ["paper", "quick"])
 def test_every_experiment_has_a_plan(name, scale):

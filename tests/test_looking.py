@@ -78,6 +78,8 @@ def test_it_looks_exactly_while_tau_is_above_the_cost():
     assert sampler.looking.tau > 1.4
     sampler.draw(score)
     assert looks == 1
+    assert sampler.diagnostics().tau == sampler.looking.tau
+    assert sampler.diagnostics().looks > 1
 
 
 def test_the_cost_is_measured_once_by_the_clock(monkeypatch):

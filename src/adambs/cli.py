@@ -44,7 +44,10 @@ def demo(
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="One of `adambs experiments`.")],
     scale: Annotated[str, typer.Option(help="quick (minutes) or paper (the paper's size).")] = "quick",
-    methods: Annotated[str | None, typer.Option(help="Of `adambs methods`, separated by commas.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Of `adambs methods`, with commas between; adam:lr=0.002 changes a setting."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
     epochs: Annotated[float | None, typer.Option(help="Instead of the experiment's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Instead of the experiment's.")] = None,

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from adambs import _check
+from adambs._jit import kernel
 from adambs.rules.base import Floats
 
 # The cost of a look is measured on these draws, once: the first are slow for reasons of their own.
@@ -71,10 +72,10 @@ class Looking:
 
     def scattered(self, ratios: Floats, scores: Floats) -> None:
         """Learn from the scores of examples that were drawn from p, not chosen after a look."""
-        a = scores.clip(max=1e100) / ratios
+        squares, mean = _moments(ratios, scores)
         decay = _DECAY if self._sum > 0 else 0.0
-        self._squares = decay * self._squares + (1 - decay) * float((a * a).mean())
-        self._sum = decay * self._sum + (1 - decay) * float(a.mean())
+        self._squares = decay * self._squares + (1 - decay) * squares
+        self._sum = decay * self._sum + (1 - decay) * mean
 
     def settings(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
@@ -94,3 +95,15 @@ class Looking:
 
     def __repr__(self) -> str:
         return f"Looking(candidates={self.candidates}, cost={self.cost})"
+
+
+@kernel
+def _moments(ratios: Floats, scores: Floats) -> tuple[float, float]:
+    """Mean of a^2 and of a, with a = s / r."""
+    squares = 0.0
+    total = 0.0
+    for k in range(len(scores)):
+        a = min(scores[k], 1e100) / ratios[k]  # squares stay finite
+        squares += a * a
+        total += a
+    return squares / len(scores), total / len(scores)

@@ -130,6 +130,10 @@ class Diagnostics:
     """Scores seen."""
     clipped_scores: int
     """Scores above the rule's bound L."""
+    looks: int
+    """Batches that were chosen among candidates."""
+    tau: float
+    """Running estimate of how much scores scatter around p: what a look would win. See :class:`Looking`."""
 
 
 @dataclass(eq=False)
@@ -206,7 +210,7 @@ class BanditSampler:
 
         self._rng = np.random.Generator(np.random.PCG64(self.seed))
         self._id = uuid.uuid4().hex  # tells our draws from another sampler's
-        self._counts = np.zeros(4, np.int64)  # draws, updates, scores, clipped scores
+        self._counts = np.zeros(5, np.int64)  # draws, updates, scores, clipped scores, looks
         self._moments = np.zeros(2)  # running second moments: under uniform sampling, under p
         self._epoch = Epoch(0, finished=True)
         self._resuming = False
@@ -250,6 +254,7 @@ class BanditSampler:
             self._rng.bit_generator.state = before
             raise
         self.looking.looked(time.perf_counter() - start)
+        self._counts[4] += 1
         return candidates, scores
 
     def _from_p(self, count: int) -> Draw:
@@ -330,7 +335,7 @@ class BanditSampler:
 
     def _teach(self, draw: Draw, scores: Floats) -> None:
         clipped = self.rule.update(draw._indices, draw._ratios, scores)
-        self._counts[2:] += (len(draw), clipped)
+        self._counts[2:4] += (len(draw), clipped)
         if self._counts[1] == _WARN_AT and 2 * self._counts[3] > self._counts[2]:
             warnings.warn(
                 f"{self._counts[3]} of the first {self._counts[2]} scores were above the bound of "
@@ -361,7 +366,7 @@ class BanditSampler:
         """What the distribution looks like and what it is worth. O(n)."""
         sum_squares, sum_r_log_r = _spread(self.rule.ratios())
         uniform, ours = self._moments
-        draws, updates, scores, clipped = self._counts.tolist()
+        draws, updates, scores, clipped, looks = self._counts.tolist()
         return Diagnostics(
             draws=draws,
             updates=updates,
@@ -370,6 +375,8 @@ class BanditSampler:
             variance_reduction=float(uniform / ours) if ours > 0 else math.nan,
             scores=scores,
             clipped_scores=clipped,
+            looks=looks,
+            tau=self.looking.tau,
         )
 
     def begin_epoch(self) -> Epoch:

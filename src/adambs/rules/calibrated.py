@@ -74,11 +74,10 @@ class Calibrated(Rule):
         self._settle()
 
     def _settle(self) -> None:
-        """r of each group, from the means. O(groups)."""
-        prior = self.prior * _PRIOR
-        roots = np.sqrt((self.draws * self.means + prior * _CENTRES**2) / (self.draws + prior))
-        mean = float(np.diff(self.bounds) @ roots) / self.n
-        self.group_ratios: Floats = (1 - self.uniform) * roots / mean + self.uniform
+        """The ratio of each group from its mean, and the sums of their masses. O(groups)."""
+        self.group_ratios, self.group_sums = _settled(
+            self.bounds, self.means, self.draws, self.prior, self.uniform
+        )
 
     def groups(self, indices: Indices | None = None) -> NDArray[np.int64]:
         """The group of some examples, or of all."""
@@ -87,8 +86,7 @@ class Calibrated(Rule):
 
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
         """The quantile falls into a group by its mass and onto a member by what is left. O(K log groups)."""
-        masses = np.diff(self.bounds) * self.group_ratios
-        return _draw(self.order, self.bounds, np.cumsum(masses), self.group_ratios, u)
+        return _draw(self.order, self.bounds, self.group_sums, self.group_ratios, u)
 
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""
@@ -102,9 +100,8 @@ class Calibrated(Rule):
         """The same for scores of any examples. O(K + groups)."""
         if not self.unit:
             self.unit = float(scores.max(initial=0.0))
-        known = scores / self.unit if self.unit else scores
-        known = np.minimum(known, 1e50)  # squares stay finite
-        _calibrate(self.means, self.draws, self.groups(indices), known, self.memory)
+        known = np.minimum(scores / self.unit, 1e50) if self.unit else scores  # squares stay finite
+        _calibrate(self.place, self.bounds, self.means, self.draws, indices, known, self.memory)
         _regroup(self.order, self.place, self.bounds, indices, known)
         self._settle()
         return 0
@@ -165,12 +162,53 @@ def _draw(
 
 
 @kernel
-def _calibrate(means: Floats, draws: Floats, groups: Indices, scores: Floats, memory: float) -> None:
-    """Blend each squared score into the mean of the group that its example was in."""
-    for k in range(len(groups)):
-        g = groups[k]
+def _group(bounds: Indices, place: int) -> int:
+    """The last group that begins at or before ``place``: binary search."""
+    low, high = 0, len(bounds) - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if bounds[middle] <= place:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _calibrate(
+    place: Indices,
+    bounds: Indices,
+    means: Floats,
+    draws: Floats,
+    indices: Indices,
+    scores: Floats,
+    memory: float,
+) -> None:
+    """Blend each squared score into the mean of the group that its example is in."""
+    for k in range(len(indices)):
+        g = _group(bounds, place[indices[k]])
         draws[g] = min(draws[g] + 1.0, memory)
         means[g] += (scores[k] * scores[k] - means[g]) / max(draws[g], 1.0)
+
+
+@kernel
+def _settled(
+    bounds: Indices, means: Floats, draws: Floats, prior: float, uniform: float
+) -> tuple[Floats, Floats]:
+    """r of each group, and the running sum of (members) x r: n in the end."""
+    ratios, sums = np.empty(_GROUPS), np.empty(_GROUPS)
+    total = 0.0
+    for g in range(_GROUPS):
+        weight = prior * _PRIOR[g]
+        ratios[g] = np.sqrt((draws[g] * means[g] + weight * _CENTRES[g] ** 2) / (draws[g] + weight))
+        total += ratios[g] * (bounds[g + 1] - bounds[g])
+    scale = (1.0 - uniform) * bounds[_GROUPS] / total
+    running = 0.0
+    for g in range(_GROUPS):
+        ratios[g] = scale * ratios[g] + uniform
+        running += ratios[g] * (bounds[g + 1] - bounds[g])
+        sums[g] = running
+    return ratios, sums
 
 
 @kernel
@@ -182,7 +220,7 @@ def _regroup(order: Indices, place: Indices, bounds: Indices, indices: Indices, 
         if scores[k] > 0.0:
             target = int(np.floor(_PER_OCTAVE * np.log2(scores[k]))) - _LOWEST
             target = min(max(target, 0), _SCORED - 1)
-        g = np.searchsorted(bounds, place[j], side="right") - 1
+        g = _group(bounds, place[j])
         while g != target:
             if g < target:  # to the end of its group, which then ends before it
                 bounds[g + 1] -= 1
