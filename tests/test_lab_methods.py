@@ -132,6 +132,12 @@ def test_adambs_looks_when_it_pays_and_its_weights_follow_the_correction():
     assert not METHODS["adambs-exp3"].looks
 
 
+def test_the_correction_may_drift_over_the_budget():
+    method = methods.find("adambs-calibrated:drift=-0.5")(digits_task(steps=100))
+    corrections = [method.choose().correction for _ in range(101)]
+    np.testing.assert_allclose(corrections, 1 - 0.5 * np.arange(101) / 100)
+
+
 def test_prefixed_batches_of_one_are_algorithm_2_with_k_1():
     apt = methods.bandit.AdamApt(digits_task(n=50, batch_size=1))
     order = torch.cat(apt.batches)

@@ -21,6 +21,8 @@ class Bandit(Method):
     """Whether the sampler may score candidates before it draws, when that pays."""
     correction: ClassVar[float] = 1.0
     """Exponent of the weights."""
+    drift: ClassVar[float] = 0.0
+    """How much the exponent changes over the budget, evenly."""
     candidates: ClassVar[int] = 3
     """How many times K are scored when it looks."""
     rule_class: ClassVar[type[adambs.Rule]] = adambs.Calibrated
@@ -36,6 +38,7 @@ class Bandit(Method):
             correction=self.correction,
             looking=adambs.Looking(self.candidates),
         )
+        self._chosen = 0
         super().__init__(task)
 
     def rule(self, task: Task) -> adambs.Rule:
@@ -62,6 +65,10 @@ class Bandit(Method):
         return make(self.task.model.parameters(), self.sampler, **self.optimizer_options())
 
     def choose(self) -> adambs.Draw:
+        if self.drift:
+            done = self._chosen / self.task.steps
+            self._chosen += 1
+            self.sampler.correction = min(max(self.correction + self.drift * done, 0.0), 1.0)
         return self.sampler.draw(self.look if self.looks else None)
 
     def look(self, indices: Tensor) -> Floats:
