@@ -1,6 +1,7 @@
 """Records, runner, plans and the command line: fair, resumable, and clear about what is wrong."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -196,6 +197,34 @@ def test_a_diverged_run_is_still_json(tmp_path):
     writer = records.Writer(tmp_path, {}, {})
     with pytest.raises(ValueError, match="JSON"):
         writer.append({"kind": "slice", "train_loss": float("nan")})
+
+
+def test_a_method_that_diverges_ends_alone_and_its_clock_goes_on(tmp_path, monkeypatch):
+    """The others finish; its loss is very large from then on, and it is charged for all of the budget."""
+    from adambs.lab.methods import METHODS
+
+    class Diverges(METHODS["adam"]):
+        name = "diverges"
+
+        def step(self, batch, outputs, targets, losses):
+            super().step(batch, outputs, targets, losses)
+            self.taken = getattr(self, "taken", 0) + 1
+            if self.taken == 10:
+                next(iter(self.task.model.parameters())).data.fill_(float("nan"))
+
+    monkeypatch.setitem(METHODS, "diverges", Diverges)
+    plan = reproduce.make_plan(
+        "digits", "paper", reproduce.Overrides(methods=("adam", "diverges"), epochs=1, slices=4)
+    )
+    run = runner.run(plan, reproduce.prepare(plan, None), [0], tmp_path, command="")
+    assert run.finished == {0}
+    theirs, adams = (
+        [line for line in run.lines("slice") if line["method"] == name] for name in ("diverges", "adam")
+    )
+    assert [line["train_loss"] == 1e300 for line in theirs] == [False, *[True] * 4]
+    assert [line["step"] for line in theirs] == [line["step"] for line in adams]
+    assert all(later["seconds"] > line["seconds"] for line, later in itertools.pairwise(theirs))
+    assert adams[-1]["train_loss"] < adams[0]["train_loss"]
 
 
 def test_the_summary_says_what_the_records_say(finished, tmp_path):

@@ -90,6 +90,7 @@ class _Contestant:
     step: int = 0
     seconds: float = 0.0
     examples: int = 0
+    diverged: bool = False
 
 
 def run(
@@ -192,13 +193,24 @@ def _take_turns(contestants: list[_Contestant], target: int) -> None:
 
 
 def _advance(contestant: _Contestant, target: int) -> None:
-    """Train up to step ``target``, on the clock, with the method's own random state for dropout."""
+    """Train up to step ``target``, on the clock, with the method's own random state for dropout.
+
+    A method that has diverged trains no more, and is charged as if it went on at its pace: its clock must
+    not stand still, or a short budget would flatter it.
+    """
     count = target - contestant.step
+    if contestant.diverged:
+        contestant.seconds *= target / max(contestant.step, 1)
+        contestant.step = target
+        return
     with torch.random.fork_rng():
         torch.set_rng_state(contestant.random_state)
         forgiven = contestant.method.untimed
         start = time.perf_counter()
-        contestant.examples += training.train(contestant.method, count)
+        try:
+            contestant.examples += training.train(contestant.method, count)
+        except training.DivergedError:
+            contestant.diverged = True
         if contestant.method.task.inputs.is_cuda:
             torch.cuda.synchronize()
         contestant.seconds += time.perf_counter() - start - (contestant.method.untimed - forgiven)
@@ -211,6 +223,8 @@ def _measure(contestant: _Contestant, tensors: list[torch.Tensor]) -> dict[str, 
     task = method.task
     train_loss, train_error = training.evaluate(task.model, tensors[0], tensors[1], task.loss)
     test_loss, test_error = training.evaluate(task.model, tensors[2], tensors[3], task.loss)
+    if contestant.diverged:
+        train_loss = math.inf
     p = method.probabilities()
     return {
         "step": contestant.step,

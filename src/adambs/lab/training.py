@@ -11,6 +11,10 @@ from adambs.lab.methods import Loss, Method
 from adambs.lab.methods.base import FORWARD_BATCH
 
 
+class DivergedError(ArithmeticError):
+    """A loss is no longer a number."""
+
+
 def train(method: Method, steps: int) -> int:
     """So many steps of a method; returns how many examples' gradients were computed."""
     task = method.task
@@ -21,6 +25,8 @@ def train(method: Method, steps: int) -> int:
         targets = task.targets[batch.indices]
         outputs = task.model(task.inputs[batch.indices])
         losses = task.loss.losses(outputs, targets)
+        if not torch.isfinite(losses).all():
+            raise DivergedError
         method.optimizer.zero_grad()
         batch.mean(losses).backward()  # type: ignore[no-untyped-call]
         method.step(batch, outputs, targets, losses)
