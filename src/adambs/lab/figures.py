@@ -1,6 +1,6 @@
 """Figures fit for a paper, as PNG and SVG, and the colours that a method has everywhere.
 
-Only matplotlib's object interface: no pyplot, no current figure, no settings changed.
+Only matplotlib's object interface: no pyplot, no current figure, no settings changed for good.
 """
 
 import base64
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
@@ -155,7 +156,8 @@ def save_figures(analysis: Analysis, folder: Path, prefix: str) -> list[Saved]:
             continue
         stem = f"{prefix}-{name}"
         figure.savefig(folder / f"{stem}.png", dpi=150)
-        figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
+        with matplotlib.rc_context({"svg.hashsalt": stem}):  # the same figure is the same file
+            figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
         saved.append(Saved(stem, caption))
     return saved
 
