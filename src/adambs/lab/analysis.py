@@ -232,7 +232,8 @@ def _series(method: str, seed: int, lines: list[Line]) -> Series:
 
 
 def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    """NaN for what was not measured, and for the huge loss that the runner writes of a diverged run."""
+    return math.nan if value is None or float(value) >= 1e299 else float(value)
 
 
 # ---------------------------------------------------------------------------------------------- curves
