@@ -58,9 +58,9 @@ def test_the_choice_has_less_variance_than_p_alone():
     assert plain / np.mean(seen) == pytest.approx(tau_squared, rel=0.25)
 
 
-def test_it_looks_exactly_while_tau_is_above_the_cost():
+def test_it_looks_exactly_while_tau_squared_is_above_the_cost():
     n, K = 500, 10
-    sampler = adambs.BanditSampler(n, K, looking=adambs.Looking(candidates=4, cost=0.1), seed=0)
+    sampler = adambs.BanditSampler(n, K, looking=adambs.Looking(candidates=4, cost=0.24), seed=0)
     looks = 0
 
     def score(indices):
@@ -72,8 +72,10 @@ def test_it_looks_exactly_while_tau_is_above_the_cost():
         sampler.update(sampler.draw(score), np.ones(K))
     assert (looks, sampler.looking.tau) == (0, pytest.approx(1, rel=1e-4))
     rng = np.random.default_rng(1)
-    for _ in range(200):  # scores that nobody can foresee: tau rises above 1.4
+    for _ in range(200):  # scores that nobody can foresee: tau rises above sqrt(1.96)
+        pays = sampler.looking.tau**2 > 1 + 4 * 0.24
         draw = sampler.draw(lambda i: rng.gamma(0.2, 1.0, len(i)))
+        assert draw._learned == pays
         sampler.update(draw, rng.gamma(0.2, 1.0, K))
     assert sampler.looking.tau > 1.4
     sampler.draw(score)

@@ -22,13 +22,14 @@ class Looking:
     Of B = ``candidates`` x K examples drawn from p, forward passes tell the present scores s; K of them are
     then chosen in proportion to a = s / (n p). With tau^2 = E[a^2] / E[a]^2, the second moment of the
     gradient falls by tau^2 (and by that less the share 1/B of what is gained), as if the batch were tau^2
-    times larger. Looking costs ``cost`` of a plain step for every K candidates. It pays while
+    times larger. Looking costs ``cost`` of a plain step for every K candidates. It pays while the batch
+    grows by more than the time of the step does,
 
-        tau > 1 + candidates * cost,
+        tau^2 > 1 + candidates * cost.
 
-    the criterion of Katharopoulos and Fleuret (ICML 2018), who have p uniform and assume a cost of 1/3. Here
-    the cost is measured by the clock in the first steps, unless it is given: with a number, a run repeats
-    itself exactly.
+    Katharopoulos and Fleuret (ICML 2018), who have p uniform and assume a cost of 1/3, ask the same of tau.
+    Here the cost is measured by the clock in the first steps, unless it is given: with a number, a run
+    repeats itself exactly.
     """
 
     def __init__(self, candidates: int = 3, cost: float | None = None) -> None:
@@ -49,7 +50,7 @@ class Looking:
         """Called at the start of each draw: whether to look this time."""
         self._draws += 1
         if self.cost is not None:
-            return self.tau > 1 + self.candidates * self.cost
+            return self.tau**2 > 1 + self.candidates * self.cost
         now = time.perf_counter()
         if self._left_at is not None and self._draws > _FIRST_TIMED:
             self._steps.append(now - self._left_at)
