@@ -92,6 +92,7 @@ def z_scores(samples, truth):
 
 def test_adambs_with_the_uniform_rule_is_adam_with_replacement(monkeypatch):
     monkeypatch.setattr(methods.bandit.AdamBS, "rule", lambda self, task: adambs.Uniform())
+    monkeypatch.setattr(methods.bandit.AdamBS, "gate", 0)
     ours, theirs = digits_task(steps=20), digits_task(steps=20)
     training.train(methods.bandit.AdamBS(ours), 20)
     sampler = adambs.BanditSampler(ours.n, 32, rule=adambs.Uniform(), seed=0)

@@ -19,7 +19,7 @@ def always():
 
 def unequal(n, K, **options):
     """A sampler whose p and tau are far from one, and true scores that differ from the remembered."""
-    sampler = adambs.BanditSampler(n, K, **{"looking": always(), **options})
+    sampler = adambs.BanditSampler(n, K, **{"looking": always(), "gate": 0, **options})
     truth = np.random.default_rng(5).gamma(0.5, 1.0, n)
     return taught(sampler, 30), truth
 
@@ -203,6 +203,29 @@ def test_the_correction_is_an_exponent_of_the_weights():
         with pytest.raises(ValueError, match="correction must lie between 0 and 1"):
             sampler.correction = value
     assert sampler.correction == 1.0
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.5])
+def test_less_correction_of_p_leaves_the_choice_among_candidates_unbiased(correction):
+    """Over many looks, the mean of weighted values is that over all examples with weights r^(1 - beta)."""
+    n, K = 40, 4
+    sampler, truth = unequal(n, K, seed=3, correction=correction)
+    values = np.random.default_rng(6).normal(1, 1, n)
+    frozen = sampler.state_dict()
+    favour = (n * sampler.probabilities().numpy()) ** (1 - correction)
+    sums = []
+    for _ in range(4000):
+        sampler.load_state_dict({**frozen, "random": sampler.state_dict()["random"]})
+        draw = sampler.draw(lambda i: truth[i])
+        i, w = draw.indices.numpy(), draw.weights.numpy()
+        assert w.mean() == pytest.approx(1)
+        unscaled = favour[i] / (
+            n * draw.probabilities.numpy()
+        )  # what the weights were, before their mean is one
+        np.testing.assert_allclose(w, unscaled / unscaled.mean())
+        sums.append([(unscaled * values[i]).mean(), unscaled.mean()])
+    error = np.mean(sums, 0) - [(favour * values).mean(), favour.mean()]
+    assert np.abs(error / (np.std(sums, 0) / math.sqrt(len(sums)))).max() < 4
 
 
 def test_the_correction_of_a_draw_on_its_way_is_saved():

@@ -31,6 +31,14 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
+def not_negative(name: str, value: Any) -> float:
+    """``value`` as a finite float of at least zero."""
+    number = _real(name, value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be finite and at least 0, not {number}")
+    return number
+
+
 def fraction(name: str, value: Any, hint: str) -> float:
     """``value`` as a float strictly between 0 and 1."""
     number = _real(name, value)

@@ -16,11 +16,15 @@ import torch
 from adambs import _check
 from adambs._jit import kernel
 from adambs.looking import Looking
+from adambs.passes import Passes
 from adambs.rules.base import Floats, Indices, Rule
 from adambs.rules.calibrated import Calibrated
 
 # Memory of the running estimate of the variance reduction: about the last hundred updates.
 _DECAY = 0.99
+
+# Unless the user says otherwise, p must lower the second moment of the gradient so much to be drawn from.
+_GATE = 1.1
 
 # After so many updates, warn once if most scores were above the rule's bound.
 _WARN_AT = 50
@@ -39,7 +43,7 @@ class Draw:
     however late the batch is used.
     """
 
-    __slots__ = ("_indices", "_learned", "_owner", "_ratios", "correction", "n")
+    __slots__ = ("_indices", "_learned", "_owner", "_p_ratios", "_ratios", "correction", "n")
 
     def __init__(
         self,
@@ -49,10 +53,12 @@ class Draw:
         owner: str,
         *,
         correction: float = 1.0,
+        p_ratios: Floats | None = None,
         learned: bool = False,
     ) -> None:
         self._indices = indices
-        self._ratios = ratios  # n p_j, see Rule
+        self._ratios = ratios  # n times the probability of being drawn, see Rule
+        self._p_ratios = ratios if p_ratios is None else p_ratios  # n p_j, before a choice among candidates
         self.n = n
         self._owner = owner
         self.correction = correction
@@ -72,11 +78,12 @@ class Draw:
     def weights(self) -> torch.Tensor:
         """1/(n p_j) of each drawn example: float64, shape (K,).
 
-        With a ``correction`` below one, (1/(n p_j))^correction, divided by their mean over the batch.
+        With a ``correction`` below one, (1/(n p_j))^correction, divided by their mean over the batch; a
+        choice among candidates is always corrected in full.
         """
         weights = 1.0 / self._ratios
         if self.correction != 1.0:
-            weights **= self.correction
+            weights *= self._p_ratios ** (1.0 - self.correction)
             weights /= weights.mean()
         return torch.from_numpy(weights)
 
@@ -132,6 +139,8 @@ class Diagnostics:
     """Scores above the rule's bound L."""
     looks: int
     """Batches that were chosen among candidates."""
+    reshuffled: int
+    """Batches from a reshuffled pass, while p did not pay."""
     tau: float
     """Running estimate of how much scores scatter around p: what a look would win. See :class:`Looking`."""
 
@@ -156,8 +165,8 @@ class Epoch:
 class BanditSampler:
     """A distribution p over n examples that learns from the gradient norms of the examples it drew.
 
-    Draws are independent and with replacement, as in the paper. A draw may come back late, out of order
-    or never: each update uses the probabilities of its own draw.
+    Draws are independent and with replacement, as in the paper, as soon as p is worth it (see ``gate``). A
+    draw may come back late, out of order or never: each update uses the probabilities of its own draw.
 
     Args:
         n: number of training examples.
@@ -170,7 +179,13 @@ class BanditSampler:
         initial_weights: n weights, for instance a teacher's opinion of how much each example matters.
         correction: exponent of the weights 1/(n p). One, the paper's, keeps the gradient unbiased. Less
             favours examples of large gradient norm, zero wholly so; see docs/choosing-a-rule.md before
-            using it. The attribute ``correction`` may be changed at any time, for a schedule.
+            using it. A choice among candidates is always corrected in full. The attribute ``correction``
+            may be changed at any time, for a schedule.
+        gate: p is drawn from while it lowers the second moment of the gradient by more than this factor,
+            by a running estimate. While it does not, batches come from reshuffled passes over the data, with
+            weights of one, and p goes on learning from them: the optimizer does then what it would have done
+            without a bandit. 0 is no gate, as in the paper. If nothing is given, 1.1; but no gate if you
+            have chosen a rule or initial weights yourself.
         looking: how many candidates :meth:`draw` scores first when it is given a way to, and whether that
             pays; :class:`Looking()` if nothing is given.
     """
@@ -185,6 +200,7 @@ class BanditSampler:
         stratified: bool = False,
         initial_weights: Any = None,
         correction: float = 1.0,
+        gate: float | None = None,
         looking: Looking | None = None,
     ) -> None:
         self.n = _check.whole("n", n, least=1)
@@ -204,14 +220,20 @@ class BanditSampler:
         if looking is not None and not isinstance(looking, Looking):
             raise TypeError(f"looking must be a Looking, not {looking!r}")
         self.correction = correction
+        if gate is None:
+            gate = _GATE if rule is None and initial_weights is None else 0.0
+        self.gate = _check.not_negative("gate", gate)
         self.looking = copy.deepcopy(looking) if looking is not None else Looking()
         self.rule = copy.copy(rule) if rule is not None else Calibrated()
         self.rule.start(self.n, self.batch_size, initial_weights)
 
         self._rng = np.random.Generator(np.random.PCG64(self.seed))
         self._id = uuid.uuid4().hex  # tells our draws from another sampler's
-        self._counts = np.zeros(5, np.int64)  # draws, updates, scores, clipped scores, looks
-        self._moments = np.zeros(2)  # running second moments: under uniform sampling, under p
+        self._passes = Passes(self.n, self.seed)
+        self._counts = np.zeros(6, np.int64)  # draws, updates, scores, clipped scores, looks, reshuffled
+        # Running second moments of the gradient: under uniform sampling and as drawn, of the trained;
+        # under uniform sampling and under p, of all who were scored.
+        self._moments = np.zeros(4)
         self._epoch = Epoch(0, finished=True)
         self._resuming = False
 
@@ -225,39 +247,51 @@ class BanditSampler:
         self._correction = _check.unit_interval("correction", value)
 
     def draw(self, score: Score | None = None) -> Draw:
-        """A mini-batch of K examples from p. O(K log n).
+        """A mini-batch of K examples, from p if that pays. O(K log n).
 
         Args:
             score: from a tensor of indices to the scores of those examples, by a forward pass without
                 gradients. If it is given, and whenever it pays (see :class:`Looking`), some candidates are
                 drawn from p and scored, the rule learns from them, and the batch is chosen among them.
         """
+        closed = self._closed()
         if score is None:
-            draw = self._from_p(self.batch_size)
+            draw = self._drawn(self.batch_size)
         elif self.looking.pays():
             draw = self._chosen(*self._looked_at(score))
             self.looking.left()
         else:
-            draw = self._from_p(self.batch_size)
+            draw = self._drawn(self.batch_size)
             self.looking.left()
         self._counts[0] += 1
+        self._counts[5] += closed
         return draw
 
+    def _closed(self) -> bool:
+        """Whether p is not worth drawing from."""
+        uniform, ours = self._moments[2:]
+        return self.gate > 0 and not uniform > self.gate * ours
+
     def _looked_at(self, score: Score) -> tuple[Draw, Floats]:
-        """Candidates from p and their scores; if these cannot be had, nothing has happened."""
-        before = self._rng.bit_generator.state
-        candidates = self._from_p(min(self.looking.candidates * self.batch_size, self.n))
+        """Candidates and their scores; if these cannot be had, nothing has happened."""
+        before = self._rng.bit_generator.state, copy.copy(self._passes)
+        candidates = self._drawn(min(self.looking.candidates * self.batch_size, self.n))
         start = time.perf_counter()
         try:
             scores = self.check(candidates, score(candidates.indices))
         except BaseException:
-            self._rng.bit_generator.state = before
+            self._rng.bit_generator.state, self._passes = before
             raise
         self.looking.looked(time.perf_counter() - start)
         self._counts[4] += 1
         return candidates, scores
 
-    def _from_p(self, count: int) -> Draw:
+    def _drawn(self, count: int) -> Draw:
+        """From p, or the next of a reshuffled pass."""
+        if self._closed():
+            return Draw(
+                self._passes.take(count), np.ones(count), self.n, self._id, correction=self.correction
+            )
         u = self._rng.random(count)
         if self.stratified:
             u += self._rng.permutation(count)
@@ -270,21 +304,28 @@ class BanditSampler:
 
         Candidate i came with n p_i = r_i, so s_i / r_i is its share in the sum of all norms, and it is
         taken with probability g_i, nearly in proportion to that. In the end it stands for 1 / (B g_i) of
-        the candidates, each of which stands for 1 / r_i of the examples: its ratio is r_i B g_i. One is
-        drawn from each K-th of the mass, which still draws i K g_i times on average.
+        the candidates, each of which stands for 1 / r_i of the examples: its ratio is r_i B g_i. (For less
+        correction read r_i^correction.) One is drawn from each K-th of the mass, which still draws i K g_i
+        times on average.
         """
         ratios, B, K = candidates._ratios, len(candidates), self.batch_size
         self.looking.scattered(ratios, scores)
-        a = scores.clip(max=1e100) / ratios
+        a = scores.clip(max=1e100) / ratios**self.correction
         total = a.sum()
         g = (1 - _UNIFORM_CHOICE) * a / total + _UNIFORM_CHOICE / B if total > 0 else np.full(B, 1 / B)
         sums = g.cumsum()
         u = (self._rng.random(K) + self._rng.permutation(K)) * (sums[-1] / K)
         places = np.searchsorted(sums, u, side="right").clip(max=B - 1)
         self._teach(candidates, scores)
-        indices = candidates._indices[places]
-        chosen_ratios = ratios[places] * (B * g[places])
-        return Draw(indices, chosen_ratios, self.n, self._id, correction=self.correction, learned=True)
+        return Draw(
+            candidates._indices[places],
+            ratios[places] * (B * g[places]),
+            self.n,
+            self._id,
+            correction=self.correction,
+            p_ratios=ratios[places],
+            learned=True,
+        )
 
     def refresh(
         self,
@@ -327,13 +368,15 @@ class BanditSampler:
 
     def learn(self, draw: Draw, scores: Floats) -> None:
         """:meth:`update` with scores that :meth:`check` has returned."""
-        _update_moments(self._moments, draw._ratios, scores)
+        _update_moments(self._moments[:2], draw._ratios, draw._ratios, scores)
         self._counts[1] += 1
         if not draw._learned:
             self.looking.scattered(draw._ratios, scores)
             self._teach(draw, scores)
 
     def _teach(self, draw: Draw, scores: Floats) -> None:
+        if self.gate > 0:
+            _update_moments(self._moments[2:], draw._ratios, self.rule.ratios(draw._indices), scores)
         clipped = self.rule.update(draw._indices, draw._ratios, scores)
         self._counts[2:4] += (len(draw), clipped)
         if self._counts[1] == _WARN_AT and 2 * self._counts[3] > self._counts[2]:
@@ -365,8 +408,8 @@ class BanditSampler:
     def diagnostics(self) -> Diagnostics:
         """What the distribution looks like and what it is worth. O(n)."""
         sum_squares, sum_r_log_r = _spread(self.rule.ratios())
-        uniform, ours = self._moments
-        draws, updates, scores, clipped, looks = self._counts.tolist()
+        uniform, ours = self._moments[:2]
+        draws, updates, scores, clipped, looks, reshuffled = self._counts.tolist()
         return Diagnostics(
             draws=draws,
             updates=updates,
@@ -376,6 +419,7 @@ class BanditSampler:
             scores=scores,
             clipped_scores=clipped,
             looks=looks,
+            reshuffled=reshuffled,
             tau=self.looking.tau,
         )
 
@@ -399,6 +443,7 @@ class BanditSampler:
             **self._identity(),
             "rule_state": self.rule.state_dict(),
             "random": self._rng.bit_generator.state,
+            "passes": self._passes.state_dict(),
             "counts": self._counts.tolist(),
             "moments": self._moments.tolist(),
             "correction": self.correction,
@@ -447,6 +492,7 @@ class BanditSampler:
             rule = copy.copy(self.rule)
             rule.load_state_dict(state["rule_state"])
             looking = self.looking.with_state(state["looking_state"])
+            passes = self._passes.with_state(state["passes"])
             correction = _check.unit_interval("state['correction']", state["correction"])
             epoch = self._restored_epoch(state["epoch"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -454,6 +500,7 @@ class BanditSampler:
         return {
             "rule": rule,
             "looking": looking,
+            "_passes": passes,
             "_correction": correction,
             "_rng": np.random.Generator(rng),
             "_counts": counts,
@@ -468,6 +515,7 @@ class BanditSampler:
             "n": self.n,
             "batch_size": self.batch_size,
             "stratified": self.stratified,
+            "gate": self.gate,
             "rule": type(self.rule).__name__,
             "rule_settings": self.rule.settings(),
             "looking": self.looking.settings(),
@@ -495,14 +543,18 @@ class BanditSampler:
 
 
 @kernel
-def _update_moments(moments: Floats, ratios: Floats, scores: Floats) -> None:
-    """Blend in (1/K) sum s^2 / r, the second moment under uniform sampling, and (1/K) sum s^2 / r^2, ours."""
+def _update_moments(moments: Floats, drawn: Floats, ratios: Floats, scores: Floats) -> None:
+    """Blend in the second moments of the gradient under uniform sampling and under a p with ``ratios``.
+
+    They are the means over all examples of s^2 and of s^2 / r, here estimated from examples that were drawn
+    with n times the probability ``drawn``: (1/K) sum s^2 / q and (1/K) sum s^2 / (q r).
+    """
     uniform = 0.0
     ours = 0.0
     for k in range(scores.shape[0]):
         s = min(scores[k], 1e100)  # squares stay finite
-        uniform += s * s / ratios[k]
-        ours += s * s / (ratios[k] * ratios[k])
+        uniform += s * s / drawn[k]
+        ours += s * s / (drawn[k] * ratios[k])
     moments[0] = _DECAY * moments[0] + (1.0 - _DECAY) * uniform / scores.shape[0]
     moments[1] = _DECAY * moments[1] + (1.0 - _DECAY) * ours / scores.shape[0]
 

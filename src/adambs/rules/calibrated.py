@@ -49,7 +49,7 @@ class Calibrated(Rule):
         prior: how many draws the middle of a group counts for, before there are real ones.
     """
 
-    def __init__(self, *, uniform: float = 0.1, memory: float = 300.0, prior: float = 5.0) -> None:
+    def __init__(self, *, uniform: float = 0.05, memory: float = 300.0, prior: float = 5.0) -> None:
         self.uniform = _check.fraction(
             "uniform", uniform, "it is the uniform share of p; for all of it use Uniform()"
         )

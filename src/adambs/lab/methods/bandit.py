@@ -23,6 +23,8 @@ class Bandit(Method):
     """Exponent of the weights."""
     drift: ClassVar[float] = 0.0
     """How much the exponent changes over the budget, evenly."""
+    gate: ClassVar[float] = 0.0
+    """From what variance reduction on p is drawn from; before that, reshuffled passes."""
     candidates: ClassVar[int] = 3
     """How many times K are scored when it looks."""
     rule_class: ClassVar[type[adambs.Rule]] = adambs.Calibrated
@@ -36,6 +38,7 @@ class Bandit(Method):
             rule=self.rule(task),
             seed=task.seed,
             correction=self.correction,
+            gate=self.gate,
             looking=adambs.Looking(self.candidates),
         )
         self._chosen = 0
@@ -89,9 +92,10 @@ class Bandit(Method):
 class AdamBS(Bandit):
     name = "adambs"
     title = "AdamBS"
-    summary = "Algorithm 1 with the library's default rule, looking before it draws when that pays"
+    summary = "Algorithm 1 with the library's defaults: a gate, and a look before it draws when that pays"
     citation = LIU
     looks = True
+    gate = 1.1
 
 
 class AdamBSFast(AdamBS):
