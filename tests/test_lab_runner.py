@@ -360,6 +360,15 @@ def test_the_demo_keeps_what_another_version_left(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").exists()
 
 
+def test_other_seeds_can_be_run_and_join_the_first(tmp_path):
+    arguments = ["reproduce", "digits", "--methods", "adam", "--epochs", "0.2", "--slices", "2"]
+    arguments += ["--threads", "1", "--out", str(tmp_path)]
+    for options, finished in ((["--seeds", "1"], {0}), (["--seeds", "2", "--first-seed", "5"], {0, 5, 6})):
+        done = CliRunner().invoke(cli.app, [*arguments, *options])
+        assert done.exit_code == 0, done.output
+        assert records.read(tmp_path).finished == finished
+
+
 @pytest.mark.parametrize("arguments", [["methods"], ["experiments"], ["data"]])
 def test_the_lists(arguments, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAMBS_DATA", str(tmp_path))

@@ -49,6 +49,7 @@ def reproduce(
         typer.Option(help="Of `adambs methods`, with commas between; adam:lr=0.002 changes a setting."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
+    first_seed: Annotated[int, typer.Option(help="To confirm with others than 0, 1, 2.", min=0)] = 0,
     epochs: Annotated[float | None, typer.Option(help="Instead of the experiment's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Instead of the experiment's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Instead of the experiment's, for all methods.")] = None,
@@ -77,7 +78,13 @@ def reproduce(
         console.print(f"Unlike the paper: {plan.differs}.")
     try:
         lab.run_with_progress(
-            console, plan, loaded, seeds, folder, command=_command(), tensorboard=tensorboard
+            console,
+            plan,
+            loaded,
+            range(first_seed, first_seed + seeds),
+            folder,
+            command=_command(),
+            tensorboard=tensorboard,
         )
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")

@@ -25,7 +25,7 @@ def run_demo(console: Console, out: Path, seeds: int, *, command: str) -> None:
             data = reproduce.prepare(plan, None)
             console.print(f"{plan.title()}: {len(data.train):,} examples")
             folders.append(_free(out, name, plan, data))
-            reproduce.run_with_progress(console, plan, data, seeds, folders[-1], command=command)
+            reproduce.run_with_progress(console, plan, data, range(seeds), folders[-1], command=command)
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")
     runs = [records.read(folder) for folder in folders if (folder / records.FILE).exists()]

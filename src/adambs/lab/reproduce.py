@@ -76,7 +76,7 @@ def run_with_progress(
     console: Console,
     plan: runner.Plan,
     data: datasets.Data,
-    seeds: int,
+    seeds: range,
     folder: Path,
     *,
     command: str,
@@ -86,20 +86,20 @@ def run_with_progress(
     config = plan.config(data)
     done = 0
     if (folder / records.FILE).exists():
-        done = len(records.read(folder).finished & set(range(seeds)))
+        done = len(records.read(folder).finished & set(seeds))
         if done:
-            console.print(f"{done} of {seeds} seeds are in {folder} already.")
+            console.print(f"{done} of {len(seeds)} seeds are in {folder} already.")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar, _tensorboard(folder, tensorboard) as board:
         rounds = config["slices"] + 1
-        task = bar.add_task("warming up", total=seeds * rounds, completed=done * rounds)
+        task = bar.add_task("warming up", total=len(seeds) * rounds, completed=done * rounds)
 
         def advance(seed: int, index: int, lines: dict[str, dict[str, Any]]) -> None:
             losses = "  ".join(f"{name} {line['train_loss']:.4f}" for name, line in lines.items())
             bar.update(task, advance=1, description=f"seed {seed}  {losses}")
             board(seed, lines)
 
-        return runner.run(plan, data, list(range(seeds)), folder, command=command, progress=advance)
+        return runner.run(plan, data, list(seeds), folder, command=command, progress=advance)
 
 
 @contextmanager
