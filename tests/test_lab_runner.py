@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from adambs import cli
-from adambs.lab import experiments, machine, records, reproduce, runner, summary
+from adambs.lab import experiments, machine, records, reproduce, runner, summary, sweep
+from adambs.lab.analysis import analyse
 
 SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
 
@@ -367,6 +368,30 @@ def test_other_seeds_can_be_run_and_join_the_first(tmp_path):
         done = CliRunner().invoke(cli.app, [*arguments, *options])
         assert done.exit_code == 0, done.output
         assert records.read(tmp_path).finished == finished
+
+
+def test_a_sweep_gives_every_rule_the_same_trials_and_names_the_best_of_each(tmp_path):
+    assert {len(trials) for trials in sweep.TRIALS.values()} == {3}
+    folder = tmp_path / "results" / "sweep-digits"
+    arguments = ["reproduce", "digits", "--methods", "sweep", "--epochs", "0.3", "--slices", "4"]
+    arguments += ["--seeds", "1", "--threads", "1", "--out", str(folder)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    analysis = analyse(records.read(folder))
+    text = summary.write_summary(tmp_path / "results").read_text()
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
+    ]
+    for rule, trials in sweep.TRIALS.items():
+        rows = [row for row in cells if row[0] == rule]
+        values = [
+            1.0 if trial == "adam" else analysis.speedups[trial]["seconds"].overall.value for trial in trials
+        ]
+        assert [row[-1].strip("*") for row in rows] == [f"{value:.2f}" for value in values]
+        assert [row[-1].startswith("**") for row in rows] == [value == max(values) for value in values]
+    ours, most = (analysis.speedups[name]["step"].overall.value for name in ("adambs", "oracle"))
+    assert f"(oracle {most:.2f}, default {ours:.2f})" in text
+    assert "adambs-avare" not in text.partition("## Sweep")[0]  # a sweep is no experiment of its own
 
 
 @pytest.mark.parametrize("arguments", [["methods"], ["experiments"], ["data"]])

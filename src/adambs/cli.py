@@ -46,7 +46,10 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="quick (minutes) or paper (the paper's size).")] = "quick",
     methods: Annotated[
         str | None,
-        typer.Option(help="Of `adambs methods`, with commas between; adam:lr=0.002 changes a setting."),
+        typer.Option(
+            help="Of `adambs methods`, with commas between; adam:lr=0.002 changes a setting. Or sweep: every "
+            "rule with three settings each."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
     first_seed: Annotated[int, typer.Option(help="To confirm with others than 0, 1, 2.", min=0)] = 0,
@@ -72,7 +75,8 @@ def reproduce(
         scale,
         lab.Overrides(chosen, epochs, batch_size, lr, long_tail, slices, threads, device),
     )
-    folder = out or Path("runs") / f"{experiment}-{scale}"
+    name = "sweep" if methods == "sweep" else scale
+    folder = out or Path("runs") / f"{experiment}-{name}"
     loaded = lab.prepare(plan, data)
     if plan.differs:
         console.print(f"Unlike the paper: {plan.differs}.")

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from adambs.lab import datasets, experiments, methods, records, runner
+from adambs.lab import datasets, experiments, methods, records, runner, sweep
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def make_plan(name: str, scale: str, changes: Overrides) -> runner.Plan:
         _positive("slices", changes.slices)
         experiment = replace(experiment, slices=changes.slices)
     chosen = changes.methods or experiment.methods
+    if chosen == ("sweep",):
+        chosen = sweep.METHODS
     for method in chosen:
         methods.find(method)
     if len(set(chosen)) < len(chosen):

@@ -8,6 +8,7 @@ from adambs.lab.analysis import METRICS, Analysis, Estimate, across, analyse
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.figures import save_figures
 from adambs.lab.report_tables import speedup_cells, value_and_half
+from adambs.lab.sweep import is_sweep, sweep_section
 from adambs.lab.words import compared, headline, run_title, warnings_of
 
 _HEAD = """\
@@ -31,12 +32,15 @@ def write_summary(folder: Path) -> Path:
         raise records.RecordError(f"{folder} holds no folder with a {records.FILE}")
     order = list(EXPERIMENTS)
     analyses.sort(key=lambda a: (order.index(a.run.config["experiment"]), a.run.path.name))
+    sweeps = [analysis for analysis in analyses if is_sweep(analysis)]
+    analyses = [analysis for analysis in analyses if not is_sweep(analysis)]
     notes = folder / "NOTES.md"
     text = [
         _HEAD.format(folder=folder.name),
         *([notes.read_text()] if notes.exists() else []),
         _overview(analyses),
         _side_by_side(analyses),
+        *([sweep_section(sweeps, [run_title(sweep) for sweep in sweeps])] if sweeps else []),
     ]
     for analysis in analyses:
         save_figures(analysis, folder / "figures", analysis.run.path.name)
