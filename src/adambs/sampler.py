@@ -289,14 +289,13 @@ class BanditSampler:
     def _drawn(self, count: int) -> Draw:
         """From p, or the next of a reshuffled pass."""
         if self._closed():
-            return Draw(
-                self._passes.take(count), np.ones(count), self.n, self._id, correction=self.correction
-            )
-        u = self._rng.random(count)
-        if self.stratified:
-            u += self._rng.permutation(count)
-            u /= count
-        indices, ratios = self.rule.draw(u)
+            indices, ratios = self._passes.take(count), np.ones(count)
+        else:
+            u = self._rng.random(count)
+            if self.stratified:
+                u += self._rng.permutation(count)
+                u /= count
+            indices, ratios = self.rule.draw(u)
         return Draw(indices, ratios, self.n, self._id, correction=self.correction)
 
     def _chosen(self, candidates: Draw, scores: Floats) -> Draw:
