@@ -312,14 +312,16 @@ def test_test_errors_are_compared_at_the_time_when_the_baseline_ended(tmp_path: 
     found = analyse(run)
     assert found.equal_time["adam"].value == 0
     for method in fixtures.METHODS:
-        expected = []
+        expected, lowest = [], []
         for seed in found.seeds:
             lines = [line for line in run.lines("slice") if line["seed"] == seed]
             end = max(line["seconds"] for line in lines if line["method"] == "adam")
             own = [(line["seconds"], line["test_error"]) for line in lines if line["method"] == method]
-            adam = [line["test_error"] for line in lines if line["method"] == "adam"][-1]
-            expected.append(np.interp(end, *zip(*own, strict=True)) - adam)
+            adam = [line["test_error"] for line in lines if line["method"] == "adam"]
+            expected.append(np.interp(end, *zip(*own, strict=True)) - adam[-1])
+            lowest.append(min(error for seconds, error in own if seconds <= end) - min(adam))
         assert found.equal_time[method].value == pytest.approx(np.mean(expected), abs=1e-12)
+        assert found.stopped_early[method].value == pytest.approx(np.mean(lowest), abs=1e-12)
 
 
 def test_unfinished_seeds_are_left_out_and_named(tmp_path: Path):

@@ -151,6 +151,8 @@ class Analysis:
     """Method, then ``seconds`` or ``step``; empty when the baseline did not run."""
     equal_time: dict[str, Estimate] = field(default_factory=dict)
     """Method's test error at the time when the baseline ended, minus the baseline's, paired by seed."""
+    stopped_early: dict[str, Estimate] = field(default_factory=dict)
+    """The same of the lowest test errors by that time: what who stops at the right moment gets."""
 
     def curves(self, metric: str, axis: str) -> list[Curve]:
         """One curve for each method that has this metric."""
@@ -185,14 +187,17 @@ def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
     }
     speedups: dict[str, dict[str, Speedup]] = {}
     equal_time: dict[str, Estimate] = {}
+    stopped_early: dict[str, Estimate] = {}
     if baseline in series:
         for method, by_seed in series.items():
             pairs = [(series[baseline][seed], by_seed[seed]) for seed in by_seed if seed in series[baseline]]
             if pairs:
                 speedups[method] = {axis: speedup(pairs, axis) for axis in ("seconds", "step")}
                 equal_time[method] = mean([_behind(*pair) for pair in pairs])
+                stopped_early[method] = mean([_behind_at_best(*pair) for pair in pairs])
     return Analysis(
-        run, baseline, tuple(series), seeds, complete, left_out, series, finals, speedups, equal_time
+        run, baseline, tuple(series), seeds, complete, left_out,
+        series, finals, speedups, equal_time, stopped_early,
     )  # fmt: skip
 
 
@@ -306,6 +311,12 @@ def _behind(baseline: Series, own: Series) -> float:
     """How much larger than the baseline's final test error this method's was at that time."""
     then = float(np.interp(baseline["seconds"][-1], own["seconds"], own["test_error"]))
     return then - float(baseline["test_error"][-1])
+
+
+def _behind_at_best(baseline: Series, own: Series) -> float:
+    """The same of the lowest test errors that either had shown by then."""
+    in_time = own["seconds"] <= baseline["seconds"][-1]
+    return float(np.nanmin(own["test_error"][in_time]) - np.nanmin(baseline["test_error"]))
 
 
 def across(speedups: Sequence[Speedup]) -> Estimate:

@@ -125,6 +125,7 @@ def _table(analysis: Analysis) -> str:
         "method",
         *METRICS.values(),
         "test error when Adam ended, against Adam's",
+        "lowest by then, against Adam's",
         "speedup, wall clock",
         "speedup, steps",
         "in words (wall clock)",
@@ -133,7 +134,7 @@ def _table(analysis: Analysis) -> str:
     for method in analysis.methods:
         finals = (value_and_half(each, metric) for metric, each in analysis.finals[method].items())
         cells = [f"{shown} ± {half}" if half else shown for shown, half in finals]
-        cells.append(_difference(analysis.equal_time.get(method)))
+        cells += [_difference(found.get(method)) for found in (analysis.equal_time, analysis.stopped_early)]
         biased = " (biased)" if analysis.run.methods[method]["biased"] else ""
         rows.append([f"{analysis.title(method)}{biased}", *cells, *speedup_cells(analysis, method)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
