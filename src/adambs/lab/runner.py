@@ -109,6 +109,7 @@ def run(
         for name, method in chosen.items()
     }
     torch.set_num_threads(plan.threads)
+    machine.keep_memory()
     config = plan.config(data)
     writer = records.Writer(folder, config, about)
     todo = [seed for seed in seeds if seed not in writer.run.finished]
