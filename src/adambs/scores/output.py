@@ -179,6 +179,8 @@ def _norms(g: Tensor) -> Tensor:
     """Return the Euclidean norm of each g[k]; divided by its largest entry, no square underflows
     or overflows."""
     g = g.reshape(len(g), -1)
+    if g.shape[1] == 1:
+        return g.abs().squeeze(1)
     largest = g.abs().amax(1, keepdim=True) if g.shape[1] else g.new_zeros(len(g), 1)
     unit = largest.where(largest > 0, 1.0)
     norms: Tensor = largest * torch.linalg.vector_norm(g / unit, dim=1, keepdim=True)
