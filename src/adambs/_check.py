@@ -31,11 +31,11 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
-def not_negative(name: str, value: Any) -> float:
-    """``value`` as a finite float of at least zero."""
+def at_least(name: str, value: Any, least: float) -> float:
+    """``value`` as a finite float of at least ``least``."""
     number = _real(name, value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be finite and at least 0, not {number}")
+    if not (math.isfinite(number) and number >= least):
+        raise ValueError(f"{name} must be finite and at least {least:g}, not {number}")
     return number
 
 

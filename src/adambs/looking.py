@@ -19,17 +19,23 @@ _DECAY = 0.99
 class Looking:
     """Decides whether to score some candidates first and train on the best choice among them.
 
-    Of B = ``candidates`` x K examples drawn from p, forward passes tell the present scores s; K of them are
-    then chosen in proportion to a = s / (n p). With tau^2 = E[a^2] / E[a]^2, the second moment of the
-    gradient falls by tau^2 (and by that less the share 1/B of what is gained), as if the batch were tau^2
-    times larger. Looking costs ``cost`` of a plain step for every K candidates. It pays while the batch
-    grows by more than the time of the step does,
+    Of B = m K examples drawn from p, forward passes tell the present scores s; K of them are then chosen in
+    proportion to a = s / (n p). With T = tau^2 = E[a^2] / E[a]^2, the variance of the batch falls by
 
-        tau^2 > 1 + candidates * cost.
+        gain = 1 / (1/T + (1 - 1/T) / m),
 
-    Katharopoulos and Fleuret (ICML 2018), who have p uniform and assume a cost of 1/3, ask the same of tau.
-    Here the cost is measured by the clock in the first steps, unless it is given: with a number, a run
-    repeats itself exactly.
+    as if the batch were so many times larger: the choice leaves 1/T of the variance, that B is finite adds
+    the rest. Scoring K examples costs ``cost`` = c of a plain step. A look pays while the batch grows by more
+    than the time of the step,
+
+        gain > 1 + m c.
+
+    (Katharopoulos and Fleuret, ICML 2018, with p uniform, m = 3 and c = 1/3, look while tau > 2.) The cost is
+    measured by the clock in the first steps, unless it is given: with a number, a run repeats itself exactly.
+
+    Args:
+        candidates: m.
+        cost: c, if it is not to be measured.
     """
 
     def __init__(self, candidates: int = 3, cost: float | None = None) -> None:
@@ -42,15 +48,21 @@ class Looking:
         self._left_at: float | None = None
 
     @property
+    def gain(self) -> float:
+        """By how much a look would lower the variance of the batch."""
+        left = 1 / self.tau**2
+        return 1 / (left + (1 - left) / self.candidates)
+
+    @property
     def tau(self) -> float:
         """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
-        return math.sqrt(self._squares) / self._sum if self._sum > 0 else 1.0
+        return max(math.sqrt(self._squares) / self._sum, 1.0) if self._sum > 0 else 1.0
 
     def pays(self) -> bool:
         """Called at the start of each draw: whether to look this time."""
         self._draws += 1
         if self.cost is not None:
-            return self.tau**2 > 1 + self.candidates * self.cost
+            return self.gain > 1 + self.candidates * self.cost
         now = time.perf_counter()
         if self._left_at is not None and self._draws > _FIRST_TIMED:
             self._steps.append(now - self._left_at)

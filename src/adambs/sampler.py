@@ -222,7 +222,7 @@ class BanditSampler:
         self.correction = correction
         if gate is None:
             gate = _GATE if rule is None and initial_weights is None else 0.0
-        self.gate = _check.not_negative("gate", gate)
+        self.gate = _check.at_least("gate", gate, 0.0)
         self.looking = copy.deepcopy(looking) if looking is not None else Looking()
         self.rule = copy.copy(rule) if rule is not None else Calibrated()
         self.rule.start(self.n, self.batch_size, initial_weights)
