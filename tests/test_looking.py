@@ -1,6 +1,5 @@
 """Looking before drawing: candidates, scores, a choice among them. And refresh, and the correction."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from helpers import same, saved_and_loaded, taught
 
 import adambs
-from adambs.looking import _FIRST_LOOK, _MEASURED
+from adambs.looking import _LOOKS
 
 
 def always():
@@ -107,27 +106,34 @@ def test_it_looks_exactly_while_that_pays():
     assert sampler.diagnostics().looks > 1
 
 
-def test_the_cost_is_measured_once_by_the_clock(monkeypatch):
+def test_the_cost_is_measured_once_by_the_clock_and_only_when_a_look_promises_something(monkeypatch):
     """A look of 3 K candidates that takes 0.6 of a step costs 0.2 for every K."""
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
     sampler = adambs.BanditSampler(1000, 10, seed=0)
+    rng = np.random.default_rng(3)
     looks = []
 
     def score(indices):
         nonlocal now
         now += 0.6
         looks.append(len(indices))
-        return np.ones(len(indices))
+        return rng.gamma(0.3, 1.0, len(indices))
 
-    for step in itertools.count(1):
-        draw = sampler.draw(score)
-        if sampler.looking.cost is not None:
-            break
-        now += 100.0 if step % 20 == 0 else 1.0  # now and then something else takes the machine
-        sampler.update(draw, np.ones(10))
-    assert step == _MEASURED
-    assert looks == [30] * (_MEASURED - _FIRST_LOOK)
+    def train(scores):
+        nonlocal now
+        sampler.update(sampler.draw(score), scores)
+        now += 100.0 if rng.random() < 0.1 else 1.0  # now and then something else takes the machine
+
+    for _ in range(50):  # all alike
+        train(np.ones(10))
+    assert not looks
+    while sampler.looking.cost is None:  # nobody can foresee them
+        promising = sampler.looking.gain > 1.3
+        before = len(looks)
+        train(rng.gamma(0.3, 1.0, 10))
+        assert len(looks) - before == promising
+    assert looks == [30] * _LOOKS
     assert sampler.looking.cost == pytest.approx(0.2)
 
 

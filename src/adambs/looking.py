@@ -3,14 +3,16 @@
 import math
 import statistics
 import time
+from collections import deque
 from typing import Any
 
 from adambs import _check
 from adambs._jit import kernel
 from adambs.rules.base import Floats
 
-# The cost of a look is measured on these draws, once: the first are slow for reasons of their own.
-_FIRST_TIMED, _FIRST_LOOK, _MEASURED = 10, 30, 40
+# The cost of a look is the median of the first looks over that of the last steps. No look is made to
+# measure it before one could pay if scoring K examples took a tenth of a step.
+_LOOKS, _STEPS, _CHEAP = 5, 20, 0.1
 
 # Memory of the running estimate of how much scores scatter: about the last hundred draws.
 _DECAY = 0.99
@@ -31,7 +33,7 @@ class Looking:
         gain > 1 + m c.
 
     (Katharopoulos and Fleuret, ICML 2018, with p uniform, m = 3 and c = 1/3, look while tau > 2.) The cost is
-    measured by the clock in the first steps, unless it is given: with a number, a run repeats itself exactly.
+    measured by the clock in the first looks, unless it is given: with a number, a run repeats itself exactly.
 
     Args:
         candidates: m.
@@ -41,10 +43,9 @@ class Looking:
     def __init__(self, candidates: int = 3, cost: float | None = None) -> None:
         self.candidates = _check.whole("candidates", candidates, least=2)
         self.cost = None if cost is None else _check.positive("cost", cost)
-        self._draws = 0
         self._squares = self._sum = 0.0
         self._looks: list[float] = []
-        self._steps: list[float] = []
+        self._steps: deque[float] = deque(maxlen=_STEPS)
         self._left_at: float | None = None
 
     @property
@@ -60,13 +61,11 @@ class Looking:
 
     def pays(self) -> bool:
         """Called at the start of each draw: whether to look this time."""
-        self._draws += 1
         if self.cost is not None:
             return self.gain > 1 + self.candidates * self.cost
-        now = time.perf_counter()
-        if self._left_at is not None and self._draws > _FIRST_TIMED:
-            self._steps.append(now - self._left_at)
-        return self._draws > _FIRST_LOOK
+        if self._left_at is not None:
+            self._steps.append(time.perf_counter() - self._left_at)
+        return len(self._steps) == _STEPS and self.gain > 1 + self.candidates * _CHEAP
 
     def looked(self, seconds: float) -> None:
         """A look took so long. When there are enough of them, their median becomes the cost."""
@@ -77,10 +76,9 @@ class Looking:
         """The draw is done: what follows until the next is the step."""
         if self.cost is not None:
             return
-        if self._draws >= _MEASURED:
+        if len(self._looks) == _LOOKS:
             ratio = statistics.median(self._looks) / statistics.median(self._steps)
             self.cost = max(ratio / self.candidates, 1e-6)
-            self._looks, self._steps = [], []
         self._left_at = time.perf_counter()
 
     def scattered(self, ratios: Floats, scores: Floats) -> None:
