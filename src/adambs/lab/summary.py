@@ -40,7 +40,7 @@ def write_summary(folder: Path) -> Path:
         *([notes.read_text()] if notes.exists() else []),
         _overview(analyses),
         _side_by_side(analyses),
-        *([sweep_section(sweeps, [run_title(sweep) for sweep in sweeps])] if sweeps else []),
+        *([sweep_section(sweeps, [_title(sweep) for sweep in sweeps])] if sweeps else []),
     ]
     for analysis in analyses:
         save_figures(analysis, folder / "figures", analysis.run.path.name)
@@ -50,11 +50,17 @@ def write_summary(folder: Path) -> Path:
     return file
 
 
+def _title(analysis: Analysis) -> str:
+    """The experiment's, and which seeds if they are others than the first."""
+    first, last = analysis.seeds[0], analysis.seeds[-1]
+    return run_title(analysis) + (f", seeds {first} to {last}" if first else "")
+
+
 def _overview(analyses: list[Analysis]) -> str:
     rows = ["| experiment | seeds | what was found |", "|---|---|---|"]
     for analysis in analyses:
-        anchor = run_title(analysis).lower().replace(" ", "-").replace(",", "").replace("'", "")
-        name = f"[{run_title(analysis)}](#{anchor})"
+        anchor = _title(analysis).lower().replace(" ", "-").replace(",", "").replace("'", "")
+        name = f"[{_title(analysis)}](#{anchor})"
         rows.append(f"| {name} | {len(analysis.seeds)} | {headline(analysis)} |")
     return "\n".join(rows) + "\n"
 
@@ -62,8 +68,8 @@ def _overview(analyses: list[Analysis]) -> str:
 def _side_by_side(analyses: list[Analysis]) -> str:
     """Speedups by the clock, a row for each method that ran in two experiments at least."""
     names = {name: None for analysis in analyses for name in analysis.methods if name != analysis.baseline}
-    experiments = [analysis.run.config["experiment"] for analysis in analyses]
-    head = ["method", *(run_title(analysis) for analysis in analyses), "mean of the three"]
+    experiments = [analysis.run.path.name for analysis in analyses]
+    head = ["method", *(_title(analysis) for analysis in analyses), "mean of the three"]
     rows = [head, ["---"] * len(head)]
     for name in names:
         found = [analysis.speedups.get(name, {}).get("seconds") for analysis in analyses]
@@ -100,7 +106,7 @@ def _section(analysis: Analysis) -> str:
     session = analysis.run.sessions[-1]
     machine = session["machine"]
     parts = [
-        f"## {run_title(analysis)}",
+        f"## {_title(analysis)}",
         compared(analysis),
         *(f"**Note.** {note}" for note in warnings_of(analysis)),
         f"**The paper's figure** ({experiment.figure}): {experiment.shows}.",
