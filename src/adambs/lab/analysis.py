@@ -316,7 +316,14 @@ def _behind(baseline: Series, own: Series) -> float:
 def _behind_at_best(baseline: Series, own: Series) -> float:
     """The same of the lowest test errors that either had shown by then."""
     in_time = own["seconds"] <= baseline["seconds"][-1]
-    return float(np.nanmin(own["test_error"][in_time]) - np.nanmin(baseline["test_error"]))
+    lowest = [_lowest(errors) for errors in (own["test_error"][in_time], baseline["test_error"])]
+    return lowest[0] - lowest[1]
+
+
+def _lowest(errors: Array) -> float:
+    """NaN if none is a number."""
+    known = errors[np.isfinite(errors)]
+    return float(known.min()) if len(known) else math.nan
 
 
 def across(speedups: Sequence[Speedup]) -> Estimate:
