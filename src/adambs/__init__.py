@@ -15,11 +15,12 @@ The parts, in the order in which a training loop meets them::
 """
 
 from adambs import reference, scores
+from adambs.draws import Draw
 from adambs.loader import BanditLoader
 from adambs.looking import Looking
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
-from adambs.sampler import BanditSampler, Diagnostics, Draw
+from adambs.sampler import BanditSampler, Diagnostics
 from adambs.tree import SumTree
 
 __version__ = "0.1.0"

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from adambs.sampler import BanditSampler, Draw, Epoch, Score
+from adambs.draws import Draw, Epoch
+from adambs.sampler import BanditSampler, Score
 
 # DataLoader options that would choose the examples, or break the order in which batches arrive.
 _REFUSED = {

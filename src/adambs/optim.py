@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from adambs.draws import Draw
 from adambs.rules.base import Floats
-from adambs.sampler import BanditSampler, Draw
+from adambs.sampler import BanditSampler
 
 Scores = Any  # a tensor, an array or a list of K numbers, or a function without arguments that returns one
 
