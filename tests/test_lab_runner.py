@@ -415,6 +415,7 @@ def test_a_sweep_gives_every_rule_the_same_trials_and_names_the_best_of_each(tmp
     ours, most = (analysis.speedups[name]["step"].overall.value for name in ("adambs", "oracle"))
     assert f"(oracle {most:.2f}, default {ours:.2f})" in text
     assert "adambs-avare" not in text.partition("## Sweep")[0]  # a sweep is no experiment of its own
+    assert (tmp_path / "results" / "figures" / "sweep.png").exists()
 
 
 @pytest.mark.parametrize("arguments", [["methods"], ["experiments"], ["data"]])

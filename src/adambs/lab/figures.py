@@ -141,7 +141,6 @@ class Saved:
 
 def save_figures(analysis: Analysis, folder: Path, prefix: str) -> list[Saved]:
     """All figures of a run that it has the numbers for."""
-    folder.mkdir(parents=True, exist_ok=True)
     makers: list[tuple[str, str, Callable[[Analysis], Figure | None]]] = [
         ("loss", "Training loss against wall clock", loss_figure),
         ("curves", "Loss and errors against wall clock, steps and epochs", curves_figure),
@@ -155,11 +154,17 @@ def save_figures(analysis: Analysis, folder: Path, prefix: str) -> list[Saved]:
         if figure is None:
             continue
         stem = f"{prefix}-{name}"
-        figure.savefig(folder / f"{stem}.png", dpi=150)
-        with matplotlib.rc_context({"svg.hashsalt": stem}):  # the same figure is the same file
-            figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
+        save(figure, folder, stem)
         saved.append(Saved(stem, caption))
     return saved
+
+
+def save(figure: Figure, folder: Path, stem: str) -> None:
+    """As PNG and as SVG; the same figure is the same file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{stem}.png", dpi=150)
+    with matplotlib.rc_context({"svg.hashsalt": stem}):
+        figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
 
 
 def loss_figure(analysis: Analysis) -> Figure:
@@ -195,7 +200,7 @@ def speedup_figure(analysis: Analysis) -> Figure | None:
     figure = _figure(analysis, 8, 1.7 + 0.42 * len(methods))
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
     for axes, axis in zip(panels, ("seconds", "step"), strict=True):
-        _tidy(axes)
+        tidy(axes)
         axes.set_xscale("log")
         axes.axvline(1, color=INK, linewidth=0.8, zorder=0)
         for row, method in enumerate(methods):
@@ -234,7 +239,7 @@ def distribution_figure(analysis: Analysis) -> Figure | None:
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
     for axes, (method, lines) in zip(grid.flat, found.items(), strict=False):
-        _tidy(axes)
+        tidy(axes)
         _log_ticks(axes)
         axes.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
         for k, line in enumerate(lines):
@@ -290,7 +295,8 @@ def _figure(analysis: Analysis, width: float, height: float) -> Figure:
     return figure
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """The look of all axes: a light grid, no frame."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -303,7 +309,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _draw_curves(axes: Axes, analysis: Analysis, metric: str, axis: str) -> None:
-    _tidy(axes)
+    tidy(axes)
     curves = analysis.curves(metric, axis)
     for each in curves:
         look = style(each.method)

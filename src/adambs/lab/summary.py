@@ -4,9 +4,10 @@ import math
 from pathlib import Path
 
 from adambs.lab import records
-from adambs.lab.analysis import METRICS, Analysis, Estimate, across, analyse
+from adambs.lab.analysis import METRICS, Analysis, Estimate, analyse
 from adambs.lab.experiments import EXPERIMENTS
-from adambs.lab.figures import save_figures
+from adambs.lab.figures import save, save_figures
+from adambs.lab.overview import SideBySide, sweep_figure
 from adambs.lab.report_tables import speedup_cells, value_and_half
 from adambs.lab.sweep import is_sweep, sweep_section
 from adambs.lab.words import compared, headline, run_title, warnings_of
@@ -20,9 +21,6 @@ geometric mean, over the training losses that Adam first reaches after 1/4, 1/2,
 of Adam's time over the method's. Intervals are 95 %, over seeds. `<` marks a bound: a loss that was not
 reached.
 """
-
-CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
-"""The experiments that the default rule was chosen on; the last column is the mean over these."""
 
 
 def write_summary(folder: Path) -> Path:
@@ -39,8 +37,8 @@ def write_summary(folder: Path) -> Path:
         _HEAD.format(folder=folder.name),
         *([notes.read_text()] if notes.exists() else []),
         _overview(analyses),
-        _side_by_side(analyses),
-        *([sweep_section(sweeps, [_title(sweep) for sweep in sweeps])] if sweeps else []),
+        _side_by_side(analyses, folder / "figures"),
+        *([_sweep(sweeps, folder / "figures")] if sweeps else []),
     ]
     for analysis in analyses:
         save_figures(analysis, folder / "figures", analysis.run.path.name)
@@ -65,39 +63,25 @@ def _overview(analyses: list[Analysis]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _side_by_side(analyses: list[Analysis]) -> str:
-    """Speedups by the clock, a row for each method that ran in two experiments at least."""
-    names = {name: None for analysis in analyses for name in analysis.methods if name != analysis.baseline}
-    experiments = [analysis.run.path.name for analysis in analyses]
-    head = ["method", *(_title(analysis) for analysis in analyses), "mean of the three"]
-    rows = [head, ["---"] * len(head)]
-    for name in names:
-        found = [analysis.speedups.get(name, {}).get("seconds") for analysis in analyses]
-        if sum(each is not None for each in found) < 2:
-            continue
-        of = dict(zip(experiments, found, strict=True))
-        three = [each for key in CHOOSING if (each := of.get(key)) is not None]
-        title = next(analysis.title(name) for analysis in analyses if name in analysis.methods)
-        mean = across(three) if len(three) == len(CHOOSING) else None
-        cells = ["" if each is None else cell(each.overall, each.bounded()) for each in found]
-        whole = "" if mean is None else f"**{cell(mean, any(each.bounded() for each in three))}**"
-        rows.append([title, *cells, whole])
-    if len(rows) == 2:
+def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
+    found = SideBySide(analyses, [_title(analysis) for analysis in analyses])
+    if not found.methods:
         return ""
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    figure = found.figure()
+    if figure is not None:
+        save(figure, figures, "side-by-side")
+    picture = "" if figure is None else "\n![Side by side](figures/side-by-side.png)\n"
     return (
         "## Side by side\n\nSpeedup over Adam by the clock, with its 95 % interval over seeds. The last "
         "column is the geometric mean over Fashion-MNIST, CIFAR-10 and IMDB, on which the library's default "
-        f"was chosen.\n\n{table}\n"
+        f"was chosen.\n\n{found.table()}\n{picture}"
     )
 
 
-def cell(estimate: Estimate, bounded: bool) -> str:
-    """A speedup and its interval, briefly."""
-    if math.isnan(estimate.value):
-        return "–"
-    interval = "" if estimate.low is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
-    return f"{'< ' if bounded else ''}{estimate.value:.2f}{interval}"
+def _sweep(sweeps: list[Analysis], figures: Path) -> str:
+    titles = [_title(sweep) for sweep in sweeps]
+    save(sweep_figure(sweeps, titles), figures, "sweep")
+    return sweep_section(sweeps, titles) + "\n![The sweep](figures/sweep.png)\n"
 
 
 def _section(analysis: Analysis) -> str:

@@ -1,0 +1,142 @@
+"""Several runs at once: methods side by side, as a table and as a figure; and a figure of a sweep."""
+
+import math
+from collections.abc import Sequence
+
+import matplotlib.axes
+from matplotlib.figure import Figure
+
+from adambs.lab.analysis import Analysis, Estimate, Speedup, across
+from adambs.lab.figures import INK, MUTED, plain, style, tidy
+from adambs.lab.sweep import DEFAULT, ORACLE, TRIALS
+
+CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
+"""The experiments that the default rule was chosen on, over which the mean is taken."""
+
+# What is slower than this is drawn at the edge: one method that fails must not flatten all the others.
+_SLOWEST = 0.6
+_TICKS = (0.7, 0.85, 1, 1.2, 1.5, 2)
+
+
+class SideBySide:
+    """Speedups by the clock of the methods that ran in two experiments at least."""
+
+    def __init__(self, analyses: Sequence[Analysis], titles: Sequence[str]) -> None:
+        self.analyses, self.titles = analyses, titles
+        ran = {name: None for analysis in analyses for name in analysis.methods if name != analysis.baseline}
+        self.methods = [name for name in ran if sum(each is not None for each in self.found(name)) > 1]
+
+    def found(self, method: str) -> list[Speedup | None]:
+        """In each of the runs; None where it did not run."""
+        return [analysis.speedups.get(method, {}).get("seconds") for analysis in self.analyses]
+
+    def mean(self, method: str) -> tuple[Estimate, bool] | None:
+        """The geometric mean over :data:`CHOOSING`, and whether it is only a bound."""
+        of = dict(zip((each.run.path.name for each in self.analyses), self.found(method), strict=True))
+        three = [each for name in CHOOSING if (each := of.get(name)) is not None]
+        if len(three) < len(CHOOSING):
+            return None
+        return across(three), any(each.bounded() for each in three)
+
+    def name(self, method: str) -> str:
+        """The method's, for people."""
+        return next(each.title(method) for each in self.analyses if method in each.methods)
+
+    def table(self) -> str:
+        """A row for each method, a column for each run, and the mean."""
+        head = ["method", *self.titles, "mean of the three"]
+        rows = [head, ["---"] * len(head)]
+        for method in self.methods:
+            cells = [
+                "" if each is None else cell(each.overall, each.bounded()) for each in self.found(method)
+            ]
+            mean = self.mean(method)
+            rows.append([self.name(method), *cells, "" if mean is None else f"**{cell(*mean)}**"])
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+    def figure(self) -> Figure | None:
+        """The same as a forest plot, of the methods and the runs that have to do with the default."""
+        shown = [k for k, analysis in enumerate(self.analyses) if DEFAULT in analysis.speedups]
+        methods = [method for method in self.methods if any(self.found(method)[k] for k in shown)]
+        if not shown or not methods:
+            return None
+        means = {method: mean for method in methods if (mean := self.mean(method))}
+        titles = [self.titles[k] for k in shown]
+        if means:
+            titles.append("geometric mean over Fashion-MNIST, CIFAR-10 and IMDB")
+        figure, panels = _panels(titles, [self.name(method) for method in methods])
+        for row, method in enumerate(methods):
+            found = self.found(method)
+            for axes, each in zip(panels, (found[k] for k in shown), strict=False):
+                if each is not None:
+                    _dot(axes, row, each.overall, each.bounded(), color=style(method).light)
+            if method in means:
+                _dot(panels[-1], row, *means[method], color=style(method).light)
+        return figure
+
+
+def cell(estimate: Estimate, bounded: bool) -> str:
+    """A speedup and its interval, briefly."""
+    if math.isnan(estimate.value):
+        return "–"
+    interval = "" if estimate.low is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
+    return f"{'< ' if bounded else ''}{estimate.value:.2f}{interval}"
+
+
+def sweep_figure(sweeps: Sequence[Analysis], titles: Sequence[str]) -> Figure:
+    """A row for each rule with a dot for each of its trials; lines mark the default and the oracle."""
+    figure, panels = _panels(titles, [rule.replace("`", "") for rule in TRIALS])
+    for axes, sweep in zip(panels, sweeps, strict=True):
+        for row, trials in enumerate(TRIALS.values()):
+            for trial in trials:
+                found = sweep.speedups[trial]["seconds"]
+                _dot(axes, row, found.overall, found.bounded(), color=style(trial.partition(":")[0]).light)
+        for name, label in ((DEFAULT, "default"), (ORACLE, "oracle")):
+            at = sweep.speedups[name]["seconds"].overall.value
+            axes.axvline(at, color=style(name).light, linewidth=1.2, linestyle="--", zorder=0, label=label)
+    panels[0].legend(frameon=False, fontsize=7, labelcolor=INK, loc="lower left")
+    return figure
+
+
+def _panels(titles: Sequence[str], rows: Sequence[str]) -> tuple[Figure, list[matplotlib.axes.Axes]]:
+    """Panels, at most four beside each other, that share a logarithmic axis and one row for each name."""
+    columns = min(4, len(titles))
+    lines = -(-len(titles) // columns)
+    figure = Figure(
+        figsize=(2.2 + 2.1 * columns, 0.6 + lines * (0.9 + 0.27 * len(rows))), layout="constrained"
+    )
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+    for axes in grid[len(titles) :]:
+        axes.set_visible(False)
+    for axes, title in zip(grid, titles, strict=False):
+        tidy(axes)
+        axes.grid(False, axis="y")
+        axes.set_title(plain(title, 34, lines=3), fontsize=7.5, loc="left", color=INK)
+        axes.axvline(1, color=INK, linewidth=0.8, zorder=0)
+        axes.tick_params(labelbottom=True)
+        axes.set_xscale("log")
+    first = grid[0]
+    first.set_xlim(_SLOWEST / 1.05, 2.2)
+    first.set_xticks(_TICKS, [f"{tick:g}×" for tick in _TICKS])
+    first.set_xticks([], minor=True)
+    first.set_yticks(range(len(rows)), [plain(row, 34) for row in rows])
+    first.set_ylim(len(rows) - 0.4, -0.6)
+    return figure, list(grid[: len(titles)])
+
+
+def _dot(axes: matplotlib.axes.Axes, row: int, estimate: Estimate, bounded: bool, *, color: str) -> None:
+    """A speedup with its interval; hollow when it is a bound, an arrow when it is beyond the edge."""
+    if math.isnan(estimate.value):
+        return
+    if estimate.value < _SLOWEST:
+        axes.plot([_SLOWEST], [row], "<", color=color, markersize=5)
+        axes.annotate(
+            f"{estimate.value:.2f}", (_SLOWEST, row), (6, 0), textcoords="offset points", va="center",
+            fontsize=6.5, color=MUTED,
+        )  # fmt: skip
+        return
+    if estimate.low is not None and estimate.high is not None:
+        axes.plot([max(estimate.low, _SLOWEST), estimate.high], [row, row], color=color, linewidth=1.8)
+    axes.plot(
+        [estimate.value], [row], "o", color=color, markerfacecolor="white" if bounded else color, markersize=5
+    )

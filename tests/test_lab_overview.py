@@ -1,0 +1,95 @@
+"""Several runs at once: what the pictures show is what the analyses say."""
+
+import math
+
+import numpy as np
+import pytest
+from lab_fixtures import write_run
+
+from adambs.lab import records, sweep
+from adambs.lab.analysis import Estimate, analyse
+from adambs.lab.overview import CHOOSING, SideBySide, cell, sweep_figure
+
+
+def dots(axes):
+    """Row to the values drawn in it."""
+    found = {}
+    for line in axes.lines:
+        if line.get_marker() in ("o", "<"):
+            found.setdefault(int(line.get_ydata()[0]), []).append(float(line.get_xdata()[0]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    methods = ["adam", "adambs", "adam-impt"]
+    runs = [write_run(folder / name, methods, slices=8, noise=0.05 * k) for k, name in enumerate(CHOOSING)]
+    runs.append(write_run(folder / "other", ["adam", "adam-impt", "sgd"], slices=8))
+    return SideBySide([analyse(run) for run in runs], [run.path.name for run in runs])
+
+
+def test_methods_of_one_run_only_are_left_out(side_by_side):
+    assert side_by_side.methods == ["adambs", "adam-impt"]
+    assert "sgd" not in side_by_side.table().lower()
+
+
+def test_the_mean_is_over_the_three_and_not_over_others(side_by_side):
+    for method in side_by_side.methods:
+        logs = [math.log(found.overall.value) for found in side_by_side.found(method)[:3]]
+        mean, bounded = side_by_side.mean(method)
+        assert mean.value == pytest.approx(math.exp(sum(logs) / 3))
+        assert bounded == any(found.bounded() for found in side_by_side.found(method)[:3])
+    row = side_by_side.table().splitlines()[2]
+    assert row.endswith(f"**{cell(*side_by_side.mean('adambs'))}** |")
+    without = SideBySide(side_by_side.analyses[1:], side_by_side.titles[1:])
+    assert without.mean("adam-impt") is None
+
+
+def test_the_figure_shows_the_runs_of_the_default_and_the_mean(side_by_side):
+    panels = side_by_side.figure().axes
+    shown = [axes for axes in panels if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown[:3]] == list(CHOOSING)
+    assert len(shown) == 4
+    for row, method in enumerate(side_by_side.methods):
+        values = [found.overall.value for found in side_by_side.found(method)[:3]]
+        values.append(side_by_side.mean(method)[0].value)
+        assert [dots(axes)[row] for axes in shown] == [[pytest.approx(max(v, 0.6))] for v in values]
+
+
+def test_without_the_default_there_is_no_figure(side_by_side):
+    other = side_by_side.analyses[3]
+    assert SideBySide([other, other], ["a", "b"]).figure() is None
+
+
+def test_a_very_slow_method_stands_at_the_edge_with_its_number(tmp_path):
+    run = write_run(tmp_path / "run", ["adam", "adambs"], slices=8)
+    for line in (path := run.path / records.FILE).read_text().splitlines():
+        if '"method": "adambs"' in line and '"kind": "slice"' in line:
+            seconds = line.partition('"seconds": ')[2].partition(",")[0]
+            slower = line.replace(f'"seconds": {seconds}', f'"seconds": {9 * float(seconds)}')
+            path.write_text(path.read_text().replace(line, slower))
+    analysis = analyse(records.read(run.path))
+    assert analysis.speedups["adambs"]["seconds"].overall.value < 0.6
+    axes = SideBySide([analysis, analysis], ["a", "b"]).figure().axes[0]
+    assert dots(axes) == {0: [0.6]}
+    assert [text.get_text() for text in axes.texts] == [
+        f"{analysis.speedups['adambs']['seconds'].overall.value:.2f}"
+    ]
+
+
+def test_the_sweep_figure_has_a_dot_for_every_trial_and_lines_for_default_and_oracle(tmp_path):
+    analysis = analyse(write_run(tmp_path / "sweep", list(sweep.METHODS), slices=8, seeds=1))
+    (axes,) = sweep_figure([analysis], ["a title"]).axes
+    for row, trials in enumerate(sweep.TRIALS.values()):
+        values = [analysis.speedups[trial]["seconds"].overall.value for trial in trials]
+        assert dots(axes)[row] == [pytest.approx(max(value, 0.6)) for value in values]
+    lines = {line.get_label(): line.get_xdata()[0] for line in axes.lines}
+    for label, name in (("default", "adambs"), ("oracle", "oracle")):
+        assert lines[label] == pytest.approx(analysis.speedups[name]["seconds"].overall.value)
+
+
+def test_a_cell_is_short():
+    assert cell(Estimate(1.234, 1.1, 1.31, 3), True) == "< 1.23 (1.10 to 1.31)"
+    assert cell(Estimate(1.0, None, None, 1), False) == "1.00"
+    assert cell(Estimate(np.nan, None, None, 0), False) == "–"
