@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 import adambs
 from adambs.lab import methods, models, training
 from adambs.lab.methods import METHODS, Plain, Task, Weighted
-from adambs.lab.methods.base import Epochs
 
 PIXELS, DIGITS = load_digits(return_X_y=True)
 X = torch.from_numpy(PIXELS).float().view(-1, 1, 8, 8) / 16
@@ -177,13 +176,22 @@ def test_amsgrad_bs_and_the_sgd_family_use_the_optimizers_they_name():
 # ---------------------------------------------------------------------- what each paper promises
 
 
-def test_reshuffling_sees_every_example_once_an_epoch():
-    epochs = Epochs(50, np.random.default_rng(0))
-    passes = [np.concatenate([epochs.take(8) for _ in range(7)]) for _ in range(2)]
+def test_adam_sees_every_example_once_an_epoch():
+    method = METHODS["adam"](digits_task(n=60, batch_size=12))
+    passes = [np.concatenate([method.choose().indices for _ in range(5)]) for _ in range(2)]
     for seen in passes:
-        assert sorted(seen) == list(range(50))
+        assert sorted(seen) == list(range(60))
     assert not np.array_equal(*passes)
-    assert len(epochs.take(120, whole_passes=False)) == 120
+
+
+@pytest.mark.parametrize("name", ["adambs-calibrated:gate=1000", "adam-impt:presample=1000", "infobatch:r=0"])
+def test_a_method_that_never_acts_is_adam_to_the_bit(name):
+    def parameters(method_name):
+        task = digits_task(n=320, batch_size=32)
+        training.train(methods.find(method_name)(task), 25)
+        return torch.cat([each.detach().flatten() for each in task.model.parameters()])
+
+    assert torch.equal(parameters(name), parameters("adam"))
 
 
 def test_adam_impt_is_unbiased_and_its_gate_is_the_papers():

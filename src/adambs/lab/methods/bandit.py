@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import adambs
-from adambs.lab.methods.base import Epochs, Floats, Method, Plain, Task, Weighted
+from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted
 
 LIU = "Liu, Wu and Mozafari, NeurIPS 2020"
 
@@ -249,7 +249,6 @@ class AdamImpt(Method):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._epochs = Epochs(task.n, self.rng)
         self.tau = 0.0
 
     @property
@@ -259,9 +258,9 @@ class AdamImpt(Method):
 
     def choose(self) -> Plain | Weighted:
         if self.tau <= self.threshold:
-            return Plain(torch.from_numpy(self._epochs.take(self.task.batch_size)))
+            return Plain(torch.from_numpy(self.passes.take(self.task.batch_size)))
         size = min(self.presample * self.task.batch_size, self.task.n)
-        candidates = self._epochs.take(size, whole_passes=False)
+        candidates = self.passes.take(size)
         scores = self.task.evaluate(candidates, "scores")
         self._observe(scores)
         return self.draw(candidates, scores)

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from adambs.passes import Passes
+
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -124,6 +126,7 @@ class Method(ABC):
     def __init__(self, task: Task) -> None:
         self.task = task
         self.rng = np.random.default_rng([task.seed, 1])
+        self.passes = Passes(task.n, task.seed)  # the same for all of a seed: who reshuffles sees one order
         self.optimizer: Any = self.make_optimizer()
 
     @classmethod
@@ -178,23 +181,3 @@ class Method(ABC):
     def variance_reduction(self) -> float | None:
         """Running estimate of the variance reduction against uniform sampling, if there is one."""
         return None
-
-
-class Epochs:
-    """Indices in reshuffled passes over the data: every example once before any comes again."""
-
-    def __init__(self, n: int, rng: np.random.Generator) -> None:
-        self._n, self._rng = n, rng
-        self._order = np.empty(0, np.int64)
-
-    def take(self, count: int, *, whole_passes: bool = True) -> Indices:
-        """The next ``count`` indices, fewer at the end of a pass, as the last batch of a DataLoader is.
-
-        With ``whole_passes=False``, always ``count``, the next pass beginning where one ends.
-        """
-        if not len(self._order):
-            self._order = self._rng.permutation(self._n)
-        taken, self._order = self._order[:count], self._order[count:]
-        if len(taken) < count and not whole_passes:
-            taken = np.concatenate([taken, self.take(count - len(taken), whole_passes=False)])
-        return taken

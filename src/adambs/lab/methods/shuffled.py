@@ -2,21 +2,20 @@
 
 import torch
 
-from adambs.lab.methods.base import Epochs, Method, Plain, Task
+from adambs.lab.methods.base import Method, Plain
 
 KERAS = "the learning rate is Keras' default, since the paper names none"
 
 
 class Shuffled(Method):
-    """Reshuffled each epoch, every example once: what a DataLoader with ``shuffle=True`` does."""
+    """Reshuffled each epoch, every example once: what a DataLoader with ``shuffle=True`` does.
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._epochs = Epochs(task.n, self.rng)
+    Only that a batch at the end of a pass is filled up from the next, so that all have K examples.
+    """
 
     def choose(self) -> Plain:
         """The next K of the pass."""
-        return Plain(torch.from_numpy(self._epochs.take(self.task.batch_size)))
+        return Plain(torch.from_numpy(self.passes.take(self.task.batch_size)))
 
 
 class Adam(Shuffled):

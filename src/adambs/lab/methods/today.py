@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adambs.lab.methods.base import Epochs, Floats, Method, Plain, Task, Weighted
+from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted
 from adambs.tree import SumTree
 
 
@@ -50,7 +50,8 @@ class InfoBatch(Method):
             dropped = small & (self.rng.random(self.task.n) < self.r)
             weights[small] = 1 / (1 - self.r)
             weights[dropped] = 0
-        order = self.rng.permutation(np.flatnonzero(weights))
+        order = self.passes.take(self.task.n)
+        order = order[weights[order] > 0]
         return torch.from_numpy(order), torch.from_numpy(weights[order])
 
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
@@ -78,7 +79,6 @@ class SelectiveBackprop(Method):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._epochs = Epochs(task.n, self.rng)
         self._recent: Floats = np.empty(0)
         self._waiting = np.empty(0, np.int64)
         self.offered = self.selected = 0
@@ -86,7 +86,7 @@ class SelectiveBackprop(Method):
     def choose(self) -> Plain:
         K = self.task.batch_size
         while len(self._waiting) < K:
-            candidates = self._epochs.take(K)
+            candidates = self.passes.take(K)
             chosen = self.select(self.task.evaluate(candidates, "losses"))
             self._waiting = np.concatenate([self._waiting, candidates[chosen]])
         taken, self._waiting = self._waiting[:K], self._waiting[K:]
@@ -123,7 +123,6 @@ class OnlineBatchSelection(Method):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.last_losses = np.full(task.n, np.inf)
-        self._epochs = Epochs(task.n, self.rng)
         self._first_epoch = math.ceil(task.n / task.batch_size)
         self._every = max(1, self._first_epoch // 10)
         self.steps = 0
@@ -131,7 +130,7 @@ class OnlineBatchSelection(Method):
 
     def choose(self) -> Plain:
         if self.steps < self._first_epoch:
-            return Plain(torch.from_numpy(self._epochs.take(self.task.batch_size)))
+            return Plain(torch.from_numpy(self.passes.take(self.task.batch_size)))
         if (self.steps - self._first_epoch) % self._every == 0:
             self._ranked = np.argsort(-self.last_losses, kind="stable")
         s_e = self.pressure ** max(0.0, 1 - self.steps / self.task.steps)
