@@ -47,7 +47,9 @@ def test_the_mean_is_over_the_three_and_not_over_others(side_by_side):
 
 
 def test_the_figure_shows_the_runs_of_the_default_and_the_mean(side_by_side):
-    panels = side_by_side.figure().axes
+    figure = side_by_side.figure()
+    assert figure.get_suptitle() == "Times as fast as Adam, by the clock"
+    panels = figure.axes
     shown = [axes for axes in panels if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in shown[:3]] == list(CHOOSING)
     assert len(shown) == 4

@@ -15,7 +15,7 @@ CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 
 # What is slower than this is drawn at the edge: one method that fails must not flatten all the others.
 _SLOWEST = 0.6
-_TICKS = (0.7, 0.85, 1, 1.2, 1.5, 2)
+_TICKS = (0.7, 1, 1.2, 1.5, 2)
 
 
 class SideBySide:
@@ -102,9 +102,12 @@ def _panels(titles: Sequence[str], rows: Sequence[str]) -> tuple[Figure, list[ma
     """Panels, at most four beside each other, that share a logarithmic axis and one row for each name."""
     columns = min(4, len(titles))
     lines = -(-len(titles) // columns)
-    figure = Figure(
-        figsize=(2.2 + 2.1 * columns, 0.6 + lines * (0.9 + 0.27 * len(rows))), layout="constrained"
-    )
+    size = 2.2 + 2.1 * columns, 0.8 + lines * (0.9 + 0.27 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    title = "Times as fast as Adam, by the clock"
+    figure.suptitle(title, fontsize=10, color=INK, x=0.01, ha="left", weight="bold")
+    note = "Hollow: some loss was never reached, so the truth lies further left. Bars: 95 % over seeds."
+    figure.supxlabel(note, fontsize=6.5, color=MUTED, x=0.01, ha="left")
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes in grid[len(titles) :]:
         axes.set_visible(False)
