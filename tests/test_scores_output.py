@@ -86,6 +86,13 @@ def test_confident_examples_do_not_cancel(margin: float, form: str) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
 
 
+def test_an_example_beyond_doubt_has_score_zero_and_a_broken_one_is_not_hidden() -> None:
+    logits = torch.tensor([[300.0, 0.0], [torch.nan, 0.0]])
+    found = scores.cross_entropy(logits, torch.tensor([0, 0]))
+    assert found[0] == 0
+    assert found[1].isnan()
+
+
 def test_softmax_scores_reach_the_square_root_of_two_and_no_more() -> None:
     logits = torch.tensor([[0.0, 200.0, 0.0]], dtype=torch.float64)
     assert scores.cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(2**0.5)
@@ -214,6 +221,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
     "logits": (lambda: scores.cross_entropy(torch.zeros(3, 4, 5), y), r"\(K, C\).*output_norms"),
     "target": (lambda: scores.cross_entropy(z, y[:2]), r"shape \(3,\), got \(2,\)"),
     "probabilities": (lambda: scores.cross_entropy(z, z[:2]), r"\(3, 4\), got \(2, 4\)"),
+    "one number for each": (lambda: scores.cross_entropy(z, z[:, 0]), r"\(3, 4\), got \(3,\)"),
     "class": (lambda: scores.cross_entropy(z, y + 4), "class 4, logits have 4 classes"),
     "negative class": (lambda: scores.cross_entropy(z, y - 1), "class -1"),
     "smoothing": (lambda: scores.cross_entropy(z, y, label_smoothing=2.0), "label_smoothing.*2.0"),

@@ -41,8 +41,8 @@ def cross_entropy(
         )
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
-    if weight is None and label_smoothing == 0.0 and target.shape == z.shape[:1]:
-        return _hard_targets(z, target, ignore_index)
+    if weight is None and label_smoothing == 0.0 and _one_class_each(target, z, ignore_index):
+        return _one_class_norms(z, target)
     t = _target_mass(z, target.detach(), ignore_index, label_smoothing)
     if weight is not None:
         t = t * weight.detach().to(t)
@@ -55,18 +55,21 @@ def cross_entropy(
     return _norms(others.scatter(1, top, -others.sum(1, keepdim=True)))
 
 
-@torch.no_grad()
-def _hard_targets(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """The common case in a fifth of the operations: g_y = -(sum of the other p), g_c = p_c elsewhere.
+def _one_class_each(target: Tensor, z: Tensor, ignore_index: int) -> bool:
+    """Whether every example has one valid class and none can be the ignored one."""
+    if target.is_floating_point() or target.shape != z.shape[:1] or len(target) == 0:
+        return False
+    low, high = map(int, target.aminmax())
+    return low >= 0 and high < z.shape[1] and not low <= ignore_index <= high
 
-    In float64, whose squares underflow only below 1e-154.
-    """
-    kept = target != ignore_index
-    index = _classes(target, kept, z.shape[1]).unsqueeze(1)
-    g = z.double().softmax(1).scatter_(1, index, 0.0)
-    g.scatter_(1, index, g.sum(1, keepdim=True))
-    norms: Tensor = torch.linalg.vector_norm(g, dim=1)
-    return (norms * kept).to(z)
+
+def _one_class_norms(z: Tensor, target: Tensor) -> Tensor:
+    """The common case in half the operations: g_c = p_c but for the target's, g_y = -(their sum)."""
+    others = z.softmax(1).scatter_(1, target.long().unsqueeze(1), 0.0)
+    total = others.sum(1)
+    unit = total.clamp_min(torch.finfo(z.dtype).tiny)  # in units of g_y no square underflows
+    ratio: Tensor = torch.linalg.vector_norm(others / unit.unsqueeze(1), dim=1)
+    return total * (1 + ratio**2).sqrt()
 
 
 def _classes(target: Tensor, kept: Tensor, C: int) -> Tensor:
