@@ -284,7 +284,12 @@ def test_overrides_are_said_in_words():
     changes = reproduce.Overrides(epochs=2, lr=0.01, batch_size=64, long_tail=10)
     plan = reproduce.make_plan("cnn-fashion", "paper", changes)
     assert plan.one_lr
-    assert plan.title() == "CNN on Fashion-MNIST, long-tailed by 10"
+    assert plan.title() == (
+        "CNN on Fashion-MNIST, 2 epochs, batches of 64, learning rate 0.01, long-tailed by 10"
+    )
+    assert reproduce.make_plan("cnn-fashion", "quick", reproduce.Overrides(lr=0.001)).title() == (
+        "CNN on Fashion-MNIST"
+    )
     assert plan.differs == (
         "epochs 2 instead of 10; batch size 64 instead of 128; lr 0.01 instead of 0.001; "
         "long tail 10 instead of 1"

@@ -30,6 +30,14 @@ _TURN = 20
 _LOOKS_AT_P = (0.1, 0.5, 1.0)
 _SHOWN = 12
 
+# How a title tells what was changed.
+_CHANGED = {
+    "epochs": "{:g} epochs",
+    "batch_size": "batches of {}",
+    "lr": "learning rate {:g}",
+    "long_tail": "long-tailed by {:g}",
+}
+
 Progress = Callable[[int, int, dict[str, dict[str, Any]]], None]
 """Called after each slice with the seed, the slice, and the last line of each method."""
 
@@ -51,11 +59,14 @@ class Plan:
         return max(1, math.ceil(self.experiment.epochs * n / self.experiment.batch_size))
 
     def title(self) -> str:
-        """The experiment's, with its imbalance if that is not in it already."""
-        factor = self.experiment.long_tail
-        if factor == experiments.EXPERIMENTS[self.experiment.name].long_tail:
-            return self.experiment.title
-        return f"{self.experiment.title}, long-tailed by {factor:g}"
+        """The experiment's, and what was changed in it."""
+        usual = experiments.find(self.experiment.name).at(self.scale)
+        changes = [
+            words.format(getattr(self.experiment, field))
+            for field, words in _CHANGED.items()
+            if getattr(self.experiment, field) != getattr(usual, field)
+        ]
+        return ", ".join([self.experiment.title, *changes])
 
     def config(self, data: Data) -> dict[str, Any]:
         """What the numbers depend on; a run with another configuration is refused."""
