@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from adambs import cli
 from adambs.lab import experiments, machine, records, reproduce, runner, summary, sweep
-from adambs.lab.analysis import analyse
+from adambs.lab.analysis import Estimate, analyse
 
 SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
 
@@ -415,7 +416,8 @@ def test_a_sweep_gives_every_rule_the_same_trials_and_names_the_best_of_each(tmp
         values = [
             1.0 if trial == "adam" else analysis.speedups[trial]["seconds"].overall.value for trial in trials
         ]
-        assert [row[-1].strip("*") for row in rows] == [f"{value:.2f}" for value in values]
+        assert [row[-1].strip("*").removeprefix("< ") for row in rows] == [f"{value:.2f}" for value in values]
+        assert ["<" in row[-1] for row in rows] == ["<" in row[-2] for row in rows]
         assert [row[-1].startswith("**") for row in rows] == [value == max(values) for value in values]
     ours, most = (analysis.speedups[name]["step"].overall.value for name in ("adambs", "oracle"))
     assert f"(oracle {most:.2f}, default {ours:.2f})" in text
@@ -430,3 +432,21 @@ def test_the_lists(arguments, tmp_path, monkeypatch):
     assert done.exit_code == 0
     known = {"methods": "selective-backprop", "experiments": "rcnn-imdb", "data": "fashion-mnist"}
     assert known[arguments[0]] in done.output
+
+
+@pytest.mark.parametrize(
+    ("most", "ours", "said"),
+    [(1.9, 1.64, "77% (oracle 1.90, default 1.64)"), (1.03, 1.04, "there is hardly anything to win")],
+)
+def test_the_default_has_a_share_of_the_oracles_gain_where_there_is_one(most, ours, said):
+    speedups = {
+        name: {"step": SimpleNamespace(overall=Estimate(value, None, None, 1))}
+        for name, value in (("oracle", most), ("adambs", ours))
+    }
+    assert sweep._share(SimpleNamespace(speedups=speedups)).startswith(said)
+
+
+def test_anchors_are_those_of_github():
+    assert summary._anchor("CNN on Fashion-MNIST, 20 % of it, learning rate 0.002") == (
+        "cnn-on-fashion-mnist-20--of-it-learning-rate-0002"
+    )

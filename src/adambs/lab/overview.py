@@ -94,7 +94,10 @@ def sweep_figure(sweeps: Sequence[Analysis], titles: Sequence[str]) -> Figure:
         for name, label in ((DEFAULT, "default"), (ORACLE, "oracle")):
             at = sweep.speedups[name]["seconds"].overall.value
             axes.axvline(at, color=style(name).light, linewidth=1.2, linestyle="--", zorder=0, label=label)
-    panels[0].legend(frameon=False, fontsize=7, labelcolor=INK, loc="lower left")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=7, labelcolor=INK
+    )
     return figure
 
 
@@ -119,7 +122,7 @@ def _panels(titles: Sequence[str], rows: Sequence[str]) -> tuple[Figure, list[ma
         axes.tick_params(labelbottom=True)
         axes.set_xscale("log")
     first = grid[0]
-    first.set_xlim(_SLOWEST / 1.05, 2.2)
+    first.set_xlim(_SLOWEST / 1.05, 2.4)
     first.set_xticks(_TICKS, [f"{tick:g}×" for tick in _TICKS])
     first.set_xticks([], minor=True)
     first.set_yticks(range(len(rows)), [plain(row, 34) for row in rows])

@@ -1,6 +1,7 @@
 """``adambs summary``: RESULTS.md from the records, so that no number in it is typed by hand."""
 
 import math
+import re
 from pathlib import Path
 
 from adambs.lab import records
@@ -54,11 +55,15 @@ def _title(analysis: Analysis) -> str:
     return run_title(analysis) + (f", seeds {first} to {last}" if first else "")
 
 
+def _anchor(heading: str) -> str:
+    """Where GitHub puts a heading: small letters, no punctuation, a hyphen for each space."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def _overview(analyses: list[Analysis]) -> str:
     rows = ["| experiment | seeds | what was found |", "|---|---|---|"]
     for analysis in analyses:
-        anchor = _title(analysis).lower().replace(" ", "-").replace(",", "").replace("'", "")
-        name = f"[{_title(analysis)}](#{anchor})"
+        name = f"[{_title(analysis)}](#{_anchor(_title(analysis))})"
         rows.append(f"| {name} | {len(analysis.seeds)} | {headline(analysis)} |")
     return "\n".join(rows) + "\n"
 

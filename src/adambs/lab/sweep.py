@@ -34,6 +34,9 @@ TRIALS: dict[str, tuple[str, str, str]] = {
 
 DEFAULT, ORACLE = "adambs", "oracle"
 
+# A share of less than this would be a share of noise.
+_WORTH_SHARING = 1.05
+
 METHODS = (*(trial for trials in TRIALS.values() for trial in trials), DEFAULT, ORACLE)
 """The trials, and what a sweep is read against: the library's default, and the most that p can win."""
 
@@ -48,15 +51,15 @@ def sweep_section(sweeps: list[Analysis], titles: list[str]) -> str:
     head = ["what was varied", "setting", *titles, "geometric mean"]
     rows = [head, ["---"] * len(head)]
     for rule, trials in TRIALS.items():
-        means = {trial: _mean([_clock(sweep, trial) for sweep in sweeps]) for trial in trials}
-        best = max(means, key=lambda trial: means[trial])
+        found = {trial: [_clock(sweep, trial) for sweep in sweeps] for trial in trials}
+        best = max(trials, key=lambda trial: _mean(found[trial]))
         for trial in trials:
-            cells = [_shown(_clock(sweep, trial)) for sweep in sweeps]
-            mean = f"{means[trial]:.2f}"
+            mean = _shown_mean(found[trial])
+            cells = map(_shown, found[trial])
             rows.append([rule, _setting(trial), *cells, f"**{mean}**" if trial == best else mean])
     for name, title in ((DEFAULT, "the library's default"), (ORACLE, "the oracle, its knowledge for free")):
-        found = [_clock(sweep, name) for sweep in sweeps]
-        rows.append([title, "", *(map(_shown, found)), f"{_mean(found):.2f}"])
+        speedups = [_clock(sweep, name) for sweep in sweeps]
+        rows.append([title, "", *map(_shown, speedups), _shown_mean(speedups)])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     shares = "; ".join(f"{title}: {_share(sweep)}" for title, sweep in zip(titles, sweeps, strict=True))
     made = "\n".join(
@@ -89,6 +92,12 @@ def _shown(speedup: Speedup | None) -> str:
     return f"{'< ' if speedup.bounded() else ''}{speedup.overall.value:.2f}"
 
 
+def _shown_mean(speedups: list[Speedup | None]) -> str:
+    """A bound, if one of them is."""
+    bounded = any(each is not None and each.bounded() for each in speedups)
+    return f"{'< ' if bounded else ''}{_mean(speedups):.2f}"
+
+
 def _setting(trial: str) -> str:
     """``adam:lr=0.002`` is lr=0.002; one without a setting is as it always is."""
     return trial.partition(":")[2] or "as always"
@@ -96,6 +105,6 @@ def _setting(trial: str) -> str:
 
 def _share(analysis: Analysis) -> str:
     ours, most = (analysis.speedups[name]["step"].overall.value for name in (DEFAULT, ORACLE))
-    if most <= 1:
-        return f"there is nothing to win (oracle {most:.2f}, default {ours:.2f})"
+    if most < _WORTH_SHARING:
+        return f"there is hardly anything to win (oracle {most:.2f}, default {ours:.2f})"
     return f"{math.log(ours) / math.log(most):.0%} (oracle {most:.2f}, default {ours:.2f})"
