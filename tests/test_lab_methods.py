@@ -25,12 +25,13 @@ def digits_task(seed=0, steps=500, n=None, batch_size=32, lr=2e-3, model=None):
 
 # Plain SGD at its small learning rate needs more steps. The published code's rule puts nearly all of p on
 # a handful of the 1,797 digits and, without weights, forgets the others: it learns, but not well. With
-# unbiased weights the others come rarely and weigh thousands.
+# unbiased weights whether it learns is luck, see below.
 STEPS = {"sgd": 1500, "sgd-bs": 1500}
-GOALS = {"adambs-release": 1.9, "adambs-release-unbiased": 1.9}
+GOALS = {"adambs-release": 1.9}
+COLLAPSES = "adambs-release-unbiased"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != COLLAPSES])
 def test_every_method_learns_the_digits(name):
     task = digits_task(steps=STEPS.get(name, 500))
     method = METHODS[name](task)
@@ -43,6 +44,20 @@ def test_every_method_learns_the_digits(name):
     assert examples > 0.9 * task.steps * task.batch_size
     for attribute in ("title", "summary", "citation"):
         assert getattr(method, attribute)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_published_rule_collapses_on_few_examples_with_unbiased_weights_too(seed):
+    task = digits_task(seed, steps=200)
+    method = METHODS[COLLAPSES](task)
+    assert all((method.title, method.summary, method.citation))
+    training.train(method, task.steps)
+    p = method.probabilities()
+    rare, common = np.quantile(p * len(p), [0.5, 1.0])
+    assert 1 / np.sum(p**2) < 0.02 * len(p)  # all of p on a handful of examples:
+    assert common > 100  # these are drawn again and again,
+    assert 1 / rare > 100  # and most of the others weigh a great deal when they come
+    assert all(each.isfinite().all() for each in task.model.parameters())
 
 
 def test_an_unknown_method_gets_the_list_of_the_known():
