@@ -15,12 +15,13 @@ The parts, in the order in which a training loop meets them::
 """
 
 from adambs import reference, scores
-from adambs.draws import Draw
+from adambs.candidates import Candidates
+from adambs.diagnostics import Diagnostics
+from adambs.draw import Carried, Draw
 from adambs.loader import BanditLoader
-from adambs.looking import Looking
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
-from adambs.sampler import BanditSampler, Diagnostics
+from adambs.sampler import BanditSampler
 from adambs.tree import SumTree
 
 __version__ = "0.1.0"
@@ -32,10 +33,11 @@ __all__ = [
     "BanditLoader",
     "BanditSampler",
     "Calibrated",
+    "Candidates",
+    "Carried",
     "Diagnostics",
     "Draw",
     "Exp3",
-    "Looking",
     "Release",
     "Rule",
     "SumTree",

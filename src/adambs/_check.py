@@ -90,18 +90,18 @@ def _real(name: str, value: Any) -> float:
         raise TypeError(f"{name} must be a number, not {value!r} ({type(value).__name__})") from None
 
 
-def vector(name: str, values: Any, length: int) -> NDArray[np.float64]:
-    """``values`` (a tensor on any real device, an array, a list) as ``length`` float64 on the CPU.
+def vector(name: str, values: Any, length: int, *, finite: bool = True) -> NDArray[np.float64]:
+    """``values`` (a tensor on any real device, an array, a list) as ``length`` new float64 on the CPU.
 
-    Finite and not negative. O(length); shares memory with ``values`` where it can, so only read it.
+    Finite and not negative, unless ``finite`` is False: then that is the caller's to check. O(length).
     """
-    if hasattr(values, "detach"):  # a torch.Tensor
+    if isinstance(values, torch.Tensor):
         if values.device.type == "meta":
             raise ValueError(f"{name} is on the meta device and has no values: give a real tensor")
-        values = values.detach().cpu()
         if values.dtype.is_complex:
             raise TypeError(f"{name} must be real numbers, not {values.dtype}")
-        values = values.double().numpy()
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     try:
         array = np.asarray(values)
     except ValueError:
@@ -110,15 +110,28 @@ def vector(name: str, values: Any, length: int) -> NDArray[np.float64]:
         raise TypeError(f"{name} must be {length} numbers, not {values!r}")
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), one number an example, not {array.shape}")
-    array = np.ascontiguousarray(array, dtype=np.float64)
-    bad = _first_bad(array)
+    array = array.astype(np.float64)
+    bad = first_bad(array) if finite else -1
     if bad >= 0:
         raise ValueError(f"{name}[{bad}] is {array[bad]}: every entry must be finite and not negative")
     return array
 
 
+def indices(name: str, values: Any, n: int) -> NDArray[np.int64]:
+    """``values`` as a new array of examples 0 .. n-1."""
+    array = np.asarray(values)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise TypeError(f"{name} must be a list of whole numbers, not {values!r}")
+    array = array.astype(np.int64)
+    outside = array[(array < 0) | (array >= n)]
+    if outside.size:
+        raise ValueError(f"{name} must lie in 0..{n - 1}, not {outside[0]}")
+    return array
+
+
 @kernel
-def _first_bad(array: NDArray[np.float64]) -> int:
+def first_bad(array: NDArray[np.float64]) -> int:
+    """The first position of an entry that is not finite or is negative; -1 if there is none."""
     for k in range(array.shape[0]):
         if not (0.0 <= array[k] < np.inf):
             return k
@@ -182,6 +195,21 @@ def count(state: Any, name: str, least: int = 0, most: int = 2**63 - 1, *, path:
             f"{path}[{name!r}] must be a whole number from {least} to {most}, not {_described(value)}"
         )
     return value
+
+
+def numbers(
+    state: Any, name: str, *, length: int | None = None, most: int = 2**63 - 1, path: str = "state"
+) -> list[float]:
+    """``state[name]`` as a list of ``length`` numbers (of at most ``most``), finite and not negative."""
+    values = entry(state, name, path)
+    kinds = (int, float)
+    if not isinstance(values, list) or not all(type(v) in kinds and 0 <= v < math.inf for v in values):
+        raise ValueError(f"{path}[{name!r}] must be a list of numbers, finite and not negative")
+    if len(values) > most or (length is not None and len(values) != length):
+        raise ValueError(
+            f"{path}[{name!r}] must hold {most if length is None else length} numbers, not {len(values)}"
+        )
+    return [float(value) for value in values]
 
 
 def flag(state: Any, name: str, *, path: str = "state") -> bool:

@@ -1,7 +1,12 @@
-"""The two kinds of arrays that the core passes around."""
+"""The kinds of values that the core passes around."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
+State = Mapping[str, Any]
+"""What a ``state_dict`` returns: tensors and plain numbers, by name."""

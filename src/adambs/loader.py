@@ -3,12 +3,22 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
-from adambs.draws import Draw, Epoch
-from adambs.sampler import BanditSampler, Score
+from adambs.draw import Draw
+from adambs.epochs import Epoch
+from adambs.fetching import Fetcher, Ticket, as_it_is, seed_of, seeded
+from adambs.mistakes import with_a_way_out
+from adambs.sampler import BanditSampler
 
 # DataLoader options that would choose the examples, or break the order in which batches arrive.
 _REFUSED = {
@@ -18,6 +28,18 @@ _REFUSED = {
     "batch_sampler": "give the BanditSampler as the second argument",
     "in_order": "batches must arrive in the order in which they were drawn",
 }
+
+# What `BanditLoader.from_loader` takes over from a DataLoader.
+_TAKEN_OVER = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
 
 
 class BanditLoader:
@@ -30,14 +52,29 @@ class BanditLoader:
     One epoch is ceil(n/K) batches, or floor(n/K) with ``drop_last=True``, so a schedule that counts
     steps keeps its meaning. Every batch has K examples.
 
+    The random numbers that a dataset asks for while a batch is fetched (torch's, numpy's and Python's global
+    streams) depend on the sampler's seed, the epoch and the batch alone: augmentation is the same whoever
+    fetches the batch, and after a resume. Outside the fetching no global stream is touched.
+
     A ``TensorDataset`` (or a ``Subset`` of one) without a ``collate_fn`` is indexed once a batch, not
-    once an example.
+    once an example. A dataset with ``__getitems__`` is asked once a batch, too.
 
-    With ``score``, a function from a batch to the scores of its examples (a forward pass without gradients,
-    in eval mode if you like), the sampler may look before it draws: see :class:`Looking`. That happens in
-    this process at the time of drawing, so it needs ``num_workers=0``.
+    Args:
+        dataset: anything with ``len()`` and ``dataset[i]``.
+        sampler: chooses the examples.
+        drop_last: whether an epoch leaves out the batch that n / K leaves incomplete.
+        score: a function from a batch to the scores of its examples (a forward pass without gradients, in
+            eval mode if you like). With it the sampler may look before it draws: see :class:`Candidates`.
+            That happens in this process at the time of drawing, so it needs ``num_workers=0``. Candidates
+            are fetched once: what was scored is what is trained on.
+        carry: yield batches alone, each of which carries its draw as tensors: a tuple or list has one more
+            entry, a :class:`Carried`; a dict has three more, ``draw_number``, ``draw_indices`` and
+            ``draw_weights``. For frameworks that pass batches on.
+        dataloader_options: for the DataLoader.
 
-    After ``load_state_dict`` the first iteration delivers the rest of the epoch that was saved.
+    The loader's state is the sampler's, which knows where the loader stands. After ``load_state_dict`` of
+    either, the first iteration delivers the rest of the epoch that was saved. An epoch that was left early
+    is over: the next iteration, or a run that is resumed then, begins a new one.
     """
 
     def __init__(
@@ -47,6 +84,8 @@ class BanditLoader:
         *,
         drop_last: bool = False,
         score: Callable[[Any], Any] | None = None,
+        carry: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
         **dataloader_options: Any,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -68,96 +107,127 @@ class BanditLoader:
                 f"score needs num_workers=0, not {dataloader_options['num_workers']}: workers fetch batches "
                 "ahead, and a look must be made with the model as it is now"
             )
-
-        self.dataset = dataset
-        self.sampler = sampler
-        self.drop_last = drop_last
-        length = sampler.n // sampler.batch_size
-        if not drop_last and sampler.n % sampler.batch_size:
-            length += 1
+        self.dataset, self.sampler, self.drop_last, self.carry = dataset, sampler, drop_last, carry
+        self._score = score
+        self._length = sampler.n // sampler.batch_size if drop_last else len(sampler)
         # DataLoader seeds its workers from this stream; without one it would use torch's global stream.
-        self._own_stream = "generator" not in dataloader_options
-        self._stream = dataloader_options.setdefault("generator", torch.Generator())
+        self._own_stream = None if "generator" in dataloader_options else torch.Generator()
+        dataloader_options.setdefault("generator", self._own_stream)
+        self._fetcher = Fetcher(dataset, collate_fn, sampler.seed, carry=carry)
+        self._tickets = _Tickets(self)
+        self.dataloader: DataLoader[Any] = DataLoader(
+            self._fetcher, batch_size=None, sampler=self._tickets, collate_fn=as_it_is, **dataloader_options
+        )
 
-        in_memory = None
-        if dataloader_options.get("collate_fn") is None:
-            in_memory = _in_memory(dataset)
-        if in_memory is not None:
-            tensors, where = in_memory
-            self._batches = _Batches(sampler, length, where)
-            self.dataloader = DataLoader(
-                tensors, batch_size=None, sampler=self._batches, **dataloader_options
+    @classmethod
+    def from_loader(cls, loader: DataLoader[Any], sampler: BanditSampler, **options: Any) -> "BanditLoader":
+        """A loader with the dataset, the collate function and the options of an existing ``DataLoader``.
+
+        ``options`` are added, or take the place of the loader's.
+        """
+        if not isinstance(loader, DataLoader):
+            raise TypeError(f"loader must be a torch.utils.data.DataLoader, not {type(loader).__name__}")
+        order = getattr(loader.batch_sampler, "sampler", None) if loader.batch_sampler else loader.sampler
+        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
+        if (
+            not plain
+            or type(order) not in (RandomSampler, SequentialSampler)
+            or getattr(order, "_num_samples", None)
+        ):
+            raise ValueError(
+                f"loader chooses its examples by {type(order if plain else loader.batch_sampler).__name__}, "
+                "and only one can: take a DataLoader without a sampler of its own"
             )
-        else:
-            self._batches = _Batches(sampler, length, None, as_list=True)
-            self.dataloader = DataLoader(dataset, batch_sampler=self._batches, **dataloader_options)
-        if score is not None:
-            self._batches.score = lambda indices: score(self._fetch(indices.numpy()))
-
-    def _fetch(self, indices: np.ndarray[Any, Any]) -> Any:
-        """The examples as the DataLoader would have them."""
-        data, where = self.dataloader.dataset, self._batches.places(indices)
-        examples: Any = [data[i] for i in where] if isinstance(where, list) else data[where]
-        return self.dataloader.collate_fn(examples)
-
-    def __len__(self) -> int:
-        return self._batches.length
-
-    def __iter__(self) -> Iterator[tuple[Any, Draw]]:
-        epoch = self._batches.epoch = self.sampler.begin_epoch()
-        if self._own_stream:
-            entropy = [self.sampler.seed, epoch.number, epoch.delivered]
-            self._stream.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
-        for batch in self.dataloader:
-            yield batch, epoch.deliver()
-        epoch.finished = True
-
-
-class _Batches(torch.utils.data.Sampler[Any]):
-    """The indices of each batch, drawn at the moment that the DataLoader asks for them."""
-
-    epoch: Epoch
-    score: Score | None = None
-
-    def __init__(
-        self,
-        sampler: BanditSampler,
-        length: int,
-        where: np.ndarray[Any, Any] | None,
-        *,
-        as_list: bool = False,
-    ) -> None:
-        self.sampler, self.length = sampler, length
-        self._where = where  # position in the underlying tensors, for a Subset
-        self._as_list = as_list  # datasets expect Python's own integers
+        if loader.batch_size != sampler.batch_size:
+            raise ValueError(
+                f"loader has batch_size {loader.batch_size} and the sampler {sampler.batch_size}: "
+                "build the sampler with BanditSampler(len(dataset), loader.batch_size)"
+            )
+        taken = {name: getattr(loader, name) for name in _TAKEN_OVER}
+        taken["drop_last"] = loader.drop_last
+        if loader.collate_fn is not default_collate:
+            taken["collate_fn"] = loader.collate_fn
+        if loader.generator is None:
+            del taken["generator"]
+        return cls(loader.dataset, sampler, **{**taken, **options})
 
     def __len__(self) -> int:
-        return self.length
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self.epoch
-        for draw in tuple(epoch.ahead):  # on their way when the state was saved
-            yield self.places(draw.indices.numpy())
-        while epoch.delivered + len(epoch.ahead) < self.length:
-            draw = self.sampler.draw(self.score)
+        epoch = self._tickets.epoch = self.sampler.epochs.begin()
+        if self._own_stream is not None:
+            self._own_stream.manualseed_of(seed_of(self.sampler.seed, epoch.number))
+        updates, delivered = self.sampler.counters.updates, epoch.delivered
+        try:
+            for number, batch in self.dataloader:
+                draw = epoch.deliver(number)
+                yield batch if self.carry else (with_a_way_out(batch), draw)
+            self.sampler.mistakes.epoch_over(
+                epoch.delivered - delivered,
+                self.sampler.counters.updates - updates + len(self.sampler.feedback),
+            )
+        finally:
+            epoch.leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state, in which the loader's place in the epoch stands."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state of the loader or of its sampler, or raise ``ValueError`` and keep the old one."""
+        self.sampler.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        epoch, sampler = self.sampler.epochs.current, self.sampler
+        return (
+            f"BanditLoader({type(self.dataset).__name__} of {sampler.n}, batch_size={sampler.batch_size}, "
+            f"num_workers={self.dataloader.num_workers}: "
+            f"epoch {epoch.number}, {epoch.delivered} of {len(self)} batches)"
+        )
+
+
+class _Tickets:
+    """A ticket for each batch of an epoch, drawn at the moment that the DataLoader asks for it."""
+
+    epoch: Epoch
+
+    def __init__(self, loader: BanditLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        epoch, loader = self.epoch, self._loader
+        for place, draw in enumerate(tuple(epoch.ahead)):  # on their way when the state was saved
+            yield Ticket(epoch.number, epoch.delivered + place, draw)
+        while epoch.drawn < len(loader):
+            batch = epoch.drawn
+            look = None if loader._score is None else _Look(loader, epoch.number, batch)
+            draw = loader.sampler.draw(look)
             epoch.ahead.append(draw)
-            yield self.places(draw.indices.numpy())
-
-    def places(self, indices: np.ndarray[Any, Any]) -> Any:
-        """Where the DataLoader finds the examples."""
-        if self._as_list:
-            return indices.tolist()
-        return indices if self._where is None else self._where[indices]
+            fetched = None if look is None else look.chosen(draw)
+            yield Ticket(epoch.number, batch, draw, fetched)
 
 
-def _in_memory(dataset: Any) -> tuple[TensorDataset, np.ndarray[Any, Any] | None] | None:
-    """The tensors behind ``dataset`` and where its examples lie in them, if that is all that it is."""
-    if type(dataset) is TensorDataset:
-        return dataset, None
-    if type(dataset) is Subset:
-        below = _in_memory(dataset.dataset)
-        if below is not None:
-            tensors, where = below
-            chosen = np.asarray(dataset.indices, np.int64)
-            return tensors, chosen if where is None else where[chosen]
-    return None
+class _Look:
+    """Fetches candidates once, scores them, and keeps them for the batch that is chosen among them."""
+
+    def __init__(self, loader: BanditLoader, epoch: int, batch: int) -> None:
+        self._loader, self._epoch, self._batch = loader, epoch, batch
+        self._candidates: Any = None
+
+    def __call__(self, indices: torch.Tensor) -> Any:
+        fetcher = self._loader._fetcher
+        with seeded(fetcher.seed, self._epoch, self._batch):
+            self._candidates = fetcher.examples(indices.numpy())
+            batch = fetcher.collated(self._candidates)
+        assert self._loader._score is not None
+        return self._loader._score(batch)
+
+    def chosen(self, draw: Draw) -> Any:
+        """The chosen examples, if there was a look."""
+        if draw.positions is None:
+            return None
+        return self._loader._fetcher.some(self._candidates, draw.positions)

@@ -1,16 +1,18 @@
 """Algorithm 1: a torch optimizer on the weighted gradient, then feedback to the sampler."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from adambs.draws import Draw
-from adambs.rules.base import Floats
+from adambs.draw import Draw
+from adambs.feedback import Report
 from adambs.sampler import BanditSampler
 
 Scores = Any  # a tensor, an array or a list of K numbers, or a function without arguments that returns one
+Closure = Callable[[], Any]
 
 
 class BanditOptimizer(torch.optim.Optimizer):
@@ -18,38 +20,57 @@ class BanditOptimizer(torch.optim.Optimizer):
 
     sampler: BanditSampler
 
-    def __init__(self, params: Any, sampler: BanditSampler, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, params: Any, sampler: BanditSampler | None = None, *args: Any, **kwargs: Any) -> None:
         if not isinstance(sampler, BanditSampler):
+            given = "nothing" if sampler is None else type(sampler).__name__
             raise TypeError(
-                f"sampler must be a BanditSampler, not {type(sampler).__name__}: "
-                f"{type(self).__name__}(params, sampler, ...)"
+                f"sampler must be a BanditSampler, not {given}: {type(self).__name__}(params, sampler, ...) "
+                "with sampler = adambs.BanditSampler(len(train), batch_size)"
             )
         super().__init__(params, *args, **kwargs)
         self.sampler = sampler
 
     def step(  # type: ignore[override]
-        self, draw: Draw, scores: Scores, closure: Callable[[], Any] | None = None
+        self,
+        draw: Draw | int | torch.Tensor | Closure | None = None,
+        scores: Scores = None,
+        closure: Closure | None = None,
     ) -> Any:
-        """Algorithm 1, lines 8 to 11: update the parameters, then the distribution.
+        """``step(draw, scores)`` is Algorithm 1, lines 8 to 11: update the parameters, then the distribution.
+
+        ``step()`` and ``step(closure)`` are the optimizer's own, for frameworks and for loops that give the
+        scores to ``sampler.update(draw, scores)`` themselves.
 
         Args:
-            draw: the batch that the gradients were computed on.
+            draw: the batch that the gradients were computed on, or its number.
             scores: the gradient norm, or a bound on it, of each of its examples (``adambs.scores``). With
                 a ``closure``, which computes them anew, a function that returns them.
             closure: evaluates the model again and returns the loss, as for any torch optimizer.
 
-        Bad scores raise before anything has changed. A step that a ``GradScaler`` skips because of
-        infinite gradients leaves the distribution alone too.
+        Bad scores raise before anything has changed; late feedback raises at the next draw. A step that a
+        ``GradScaler`` skips because of infinite gradients leaves the distribution alone too.
         """
         base_step = _without_hooks(super().step)
-        if _overflowed(self):
-            return base_step(self)
-        checked: list[Floats] = []
+        if callable(draw) and not isinstance(draw, torch.Tensor):
+            draw, closure = None, draw
+        if draw is None:
+            if scores is not None:
+                raise TypeError("step was given scores and no draw: step(draw, scores), or step() alone")
+            return base_step(self, closure)
+        if scores is None:
+            raise TypeError(
+                "step was given a draw and no scores: step(draw, scores), or step() alone and "
+                "sampler.update(draw, scores)"
+            )
+        reports: list[Report] = []
 
         def check() -> None:
-            if not checked:
-                given = scores() if callable(scores) else scores
-                checked.append(self.sampler.check(draw, given))
+            if not reports:
+                given = scores() if callable(scores) and not isinstance(scores, torch.Tensor) else scores
+                skipped = getattr(
+                    self, "found_inf", None
+                )  # of a GradScaler that lets a fused step skip itself
+                reports.append(self.sampler.check(draw, given, skipped))
 
         if closure is None:
             check()
@@ -62,7 +83,7 @@ class BanditOptimizer(torch.optim.Optimizer):
                 return loss
 
             loss = base_step(self, evaluate)
-        self.sampler.learn(draw, checked[0])
+        self.sampler.learn(reports[0])
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,13 +91,22 @@ class BanditOptimizer(torch.optim.Optimizer):
         return {**super().state_dict(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state from :meth:`state_dict`, or raise and keep the old one."""
+        """Take a state from :meth:`state_dict`, or raise and keep the old one.
+
+        ``torch.distributed.checkpoint`` saves what it knows of an optimizer, which is not the sampler: such a
+        state is taken with a warning, unless the sampler's own state was loaded before.
+        """
         if "sampler" not in state_dict:
-            raise ValueError(
-                f"state_dict has no 'sampler': it is not from {type(self).__name__}. To take over a plain "
-                "optimizer's state and begin with a fresh distribution, add "
-                "state_dict['sampler'] = optimizer.sampler.state_dict()"
-            )
+            super().load_state_dict(state_dict)
+            if not self.sampler.loaded:
+                warnings.warn(
+                    "state_dict has no 'sampler' (a plain optimizer's state, or one from "
+                    "torch.distributed.checkpoint), so p is left as it is: save the sampler beside the "
+                    "optimizer, {'optimizer': ..., 'sampler': sampler.state_dict()}, and load it first",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return
         parsed = self.sampler.parse_state(state_dict["sampler"])
         super().load_state_dict(state_dict)
         self.sampler.adopt(parsed)
@@ -98,7 +128,16 @@ def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]
 
 @functools.cache  # one class for each optimizer, so that isinstance works
 def _bandit_class(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]:
-    return type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), {})
+    def reduce(self: BanditOptimizer) -> tuple[Any, ...]:  # the class has no name to be found by
+        return _blank, (optimizer,), self.__getstate__()
+
+    return type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), {"__reduce__": reduce})
+
+
+def _blank(optimizer: type[torch.optim.Optimizer]) -> BanditOptimizer:
+    """An instance of the bandit class without its state, for unpickling."""
+    kind = _bandit_class(optimizer)  # type: ignore[arg-type]
+    return kind.__new__(kind)
 
 
 class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step takes a draw
@@ -119,9 +158,3 @@ def _without_hooks(step: Any) -> Callable[..., Any]:
     """
     function = step.__func__
     return function.__wrapped__ if getattr(function, "hooked", False) else function  # type: ignore[no-any-return]
-
-
-def _overflowed(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a GradScaler has told a fused optimizer to skip this step."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return found_inf is not None and bool(found_inf.item())

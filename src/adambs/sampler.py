@@ -2,67 +2,36 @@
 
 import copy
 import math
+import sys
+import threading
 import time
-import uuid
-import warnings
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from adambs import _check
-from adambs._jit import kernel
-from adambs.draws import Draw, Epoch
-from adambs.looking import Looking
-from adambs.passes import Passes
-from adambs.rules.base import Floats, Indices, Rule
+from adambs import _check, states
+from adambs._types import Floats, Indices
+from adambs.candidates import Candidates, choose
+from adambs.diagnostics import Counters, Diagnostics
+from adambs.draw import Draw
+from adambs.epochs import Epochs
+from adambs.feedback import Awaited, Feedback, Report, checked
+from adambs.gate import Gate
+from adambs.mistakes import Mistakes
+from adambs.proposals import Passes, RandomStream, independent
+from adambs.rules.base import Rule
 from adambs.rules.calibrated import Calibrated
-
-# Memory of the running estimate of the variance reduction: about the last hundred updates.
-_DECAY = 0.99
 
 # Unless the user says otherwise, p must lower the second moment of the gradient so much to be drawn from.
 _GATE = 1.1
 
-# After so many updates, warn once if most scores were above the rule's bound.
-_WARN_AT = 50
-
-# Share of the uniform distribution in the choice among candidates: no weight grows by more than 1/this.
-_UNIFORM_CHOICE = 0.1
-
 Score = Callable[[torch.Tensor], Any]
 """From the indices of some examples to their scores: a forward pass without gradients."""
 
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """What the distribution looks like and what it is worth."""
-
-    draws: int
-    """Batches drawn."""
-    updates: int
-    """Batches whose scores came back."""
-    effective_sample_size: float
-    """1 / sum p^2: how many examples p is spread over; n when uniform."""
-    entropy: float
-    """-sum p log p, in nats; log n when uniform."""
-    variance_reduction: float
-    """Running estimate of n sum s^2 / (sum s^2 / p): how many times smaller than under uniform sampling
-    is the second moment of the gradient estimate, which the paper minimises. Above 1, p helps. NaN before
-    the first positive score."""
-    scores: int
-    """Scores seen."""
-    clipped_scores: int
-    """Scores above the rule's bound L."""
-    looks: int
-    """Batches that were chosen among candidates."""
-    reshuffled: int
-    """Batches from a reshuffled pass, while p did not pay."""
-    tau: float
-    """Running estimate of how much scores scatter around p: what a look would win. See :class:`Looking`."""
+Observer = Callable[[Draw, Floats], None]
+"""Called with each draw that has come back and its scores, after p has learned. Must not change them."""
 
 
 class BanditSampler:
@@ -70,6 +39,11 @@ class BanditSampler:
 
     Draws are independent and with replacement, as in the paper, as soon as p is worth it (see ``gate``). A
     draw may come back late, out of order or never: each update uses the probabilities of its own draw.
+
+    The sampler is wiring. Its parts each do one job and keep their own state: the ``rule`` (how feedback
+    changes p), ``random``, ``passes`` (reshuffled batches), ``gate``, ``candidates`` (looking before
+    drawing), ``awaited`` (draws without feedback), ``epochs`` (where a loader stands) and ``counters``.
+    Draws and updates from several threads wait for each other.
 
     Args:
         n: number of training examples.
@@ -88,10 +62,24 @@ class BanditSampler:
             by a running estimate. While it does not, batches come from reshuffled passes over the data, with
             weights of one, and p goes on learning from them: the optimizer does then what it would have done
             without a bandit. 0 is no gate, as in the paper. If nothing is given, 1.1; but no gate if you
-            have chosen a rule or initial weights yourself.
-        looking: how many candidates :meth:`draw` scores first when it is given a way to, and whether that
-            pays; :class:`Looking()` if nothing is given.
+            have chosen a rule or initial weights yourself. A pass that has begun is finished first.
+        candidates: how many candidates :meth:`draw` scores first when it is given a way to, and whether that
+            pays; :class:`Candidates()` if nothing is given.
+        feedback: how scores come home. ``"at once"`` reads them in :meth:`update`; ``"late"`` copies them
+            without waiting for their device and learns at the next draw, where bad scores raise;
+            ``"automatic"`` is at once for scores on the CPU and late for all others. p learns the same.
     """
+
+    rule: Rule
+    random: RandomStream
+    passes: Passes
+    gate: Gate
+    candidates: Candidates
+    awaited: Awaited
+    epochs: Epochs
+    counters: Counters
+
+    _PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
 
     def __init__(
         self,
@@ -104,7 +92,8 @@ class BanditSampler:
         initial_weights: Any = None,
         correction: float = 1.0,
         gate: float | None = None,
-        looking: Looking | None = None,
+        candidates: Candidates | None = None,
+        feedback: str = "automatic",
     ) -> None:
         self.n = _check.whole("n", n, least=1)
         self.batch_size = _check.whole("batch_size", batch_size, least=1)
@@ -120,25 +109,27 @@ class BanditSampler:
             initial_weights = _check.vector("initial_weights", initial_weights, self.n)
             if not initial_weights.any():
                 raise ValueError("initial_weights are all zero: give some example a positive weight")
-        if looking is not None and not isinstance(looking, Looking):
-            raise TypeError(f"looking must be a Looking, not {looking!r}")
+        if candidates is not None and not isinstance(candidates, Candidates):
+            raise TypeError(f"candidates must be a Candidates, not {candidates!r}")
         self.correction = correction
         if gate is None:
             gate = _GATE if rule is None and initial_weights is None else 0.0
-        self.gate = _check.at_least("gate", gate, 0.0)
-        self.looking = copy.deepcopy(looking) if looking is not None else Looking()
+
+        self.gate = Gate(gate)
+        self.candidates = copy.deepcopy(candidates) if candidates is not None else Candidates()
         self.rule = copy.copy(rule) if rule is not None else Calibrated()
         self.rule.start(self.n, self.batch_size, initial_weights)
+        self.random = RandomStream(self.seed)
+        self.passes = Passes(self.n, self.seed)
+        self.awaited = Awaited(self.batch_size)
+        self.epochs = Epochs(self.n, self.batch_size)
+        self.counters = Counters()
 
-        self._rng = np.random.Generator(np.random.PCG64(self.seed))
-        self._id = uuid.uuid4().hex  # tells our draws from another sampler's
-        self._passes = Passes(self.n, self.seed)
-        self._counts = np.zeros(6, np.int64)  # draws, updates, scores, clipped scores, looks, reshuffled
-        # Running second moments of the gradient: under uniform sampling and as drawn, of the trained;
-        # under uniform sampling and under p, of all who were scored.
-        self._moments = np.zeros(4)
-        self._epoch = Epoch(0, finished=True)
-        self._resuming = False
+        self.feedback = Feedback(feedback)
+        self.observers: list[Observer] = []
+        self.mistakes = Mistakes()
+        self.loaded = False  # whether a state was ever loaded
+        self._lock = threading.RLock()
 
     @property
     def correction(self) -> float:
@@ -149,85 +140,140 @@ class BanditSampler:
     def correction(self, value: float) -> None:
         self._correction = _check.unit_interval("correction", value)
 
+    # ----------------------------------------------------------------------------------------------
+    # Drawing
+    # ----------------------------------------------------------------------------------------------
+
     def draw(self, score: Score | None = None) -> Draw:
         """A mini-batch of K examples, from p if that pays. O(K log n).
 
         Args:
             score: from a tensor of indices to the scores of those examples, by a forward pass without
-                gradients. If it is given, and whenever it pays (see :class:`Looking`), some candidates are
-                drawn from p and scored, the rule learns from them, and the batch is chosen among them.
+                gradients. If it is given, and whenever it pays (see :class:`Candidates`), some candidates
+                are drawn from p and scored, the rule learns from them, and the batch is chosen among them.
         """
-        closed = self._closed()
-        if score is None:
-            draw = self._drawn(self.batch_size)
-        elif self.looking.pays():
-            draw = self._chosen(*self._looked_at(score))
-            self.looking.left()
-        else:
-            draw = self._drawn(self.batch_size)
-            self.looking.left()
-        self._counts[0] += 1
-        self._counts[5] += closed
+        with self._lock:
+            self._learn_what_is_late()
+            if score is None:
+                return self._number(*self._batch())
+            self.candidates.entered()
+            look = not self.passes.under_way and self.candidates.pays()
+            draw = (
+                self._look(score) if look else self._number(*self._batch(trial=not self.candidates.settled))
+            )
+            self.candidates.left()
+            return draw
+
+    def _batch(self, *, trial: bool = False) -> tuple[Indices, Floats]:
+        """K indices and their ratios: from a pass that has to be finished, from p, or from a new pass.
+
+        Whether a look pays must be known before a pass is begun, which then has to be finished: in a
+        ``trial``, draws are independent.
+        """
+        K = self.batch_size
+        if not self.passes.under_way and (trial or self.gate.decide()):
+            return self._from_rule(K)
+        self.counters.reshuffled += 1
+        indices = self.passes.take(min(K, self.passes.left))
+        missing = K - len(indices)
+        if not missing:
+            return indices, np.ones(K)
+        more, ratios = (
+            self._from_rule(missing) if self.gate.decide() else (self.passes.take(missing), np.ones(missing))
+        )
+        return np.concatenate([indices, more]), np.concatenate([np.ones(K - missing), ratios])
+
+    def _from_rule(self, count: int) -> tuple[Indices, Floats]:
+        return independent(self.rule, self.random, count, stratified=self.stratified)
+
+    def _number(
+        self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, *, learned: bool = False
+    ) -> Draw:
+        """The draw with the next number, awaited from now on."""
+        draw = Draw(
+            self.awaited.following,
+            indices,
+            ratios,
+            self.n,
+            correction=self._correction,
+            p_ratios=p_ratios,
+            learned=learned,
+        )
+        self.awaited.following += 1
+        self.awaited.add(draw)
+        self.counters.draws += 1
         return draw
 
-    def _closed(self) -> bool:
-        """Whether p is not worth drawing from."""
-        uniform, ours = self._moments[2:]
-        return self.gate > 0 and not uniform > self.gate * ours
-
-    def _looked_at(self, score: Score) -> tuple[Draw, Floats]:
-        """Candidates and their scores; if these cannot be had, nothing has happened."""
-        before = self._rng.bit_generator.state, copy.copy(self._passes)
-        candidates = self._drawn(min(self.looking.candidates * self.batch_size, self.n))
+    def _look(self, score: Score) -> Draw:
+        """Candidates from p, scored and learned from; the batch is chosen among them."""
+        before = self.random.state_dict()
+        B = min(self.candidates.multiple * self.batch_size, self.n)
+        indices, ratios = self._from_rule(B)
+        candidates = Draw(self.awaited.following, indices, ratios, self.n)
         start = time.perf_counter()
         try:
-            scores = self.check(candidates, score(candidates.indices))
+            scores = checked(candidates, score(candidates.indices))
         except BaseException:
-            self._rng.bit_generator.state, self._passes = before
+            self.random = self.random.with_state(before)  # a look that fails has not happened
             raise
-        self.looking.looked(time.perf_counter() - start)
-        self._counts[4] += 1
-        return candidates, scores
-
-    def _drawn(self, count: int) -> Draw:
-        """From p, or the next of a reshuffled pass."""
-        if self._closed():
-            indices, ratios = self._passes.take(count), np.ones(count)
-        else:
-            u = self._rng.random(count)
-            if self.stratified:
-                u += self._rng.permutation(count)
-                u /= count
-            indices, ratios = self.rule.draw(u)
-        return Draw(indices, ratios, self.n, self._id, correction=self.correction)
-
-    def _chosen(self, candidates: Draw, scores: Floats) -> Draw:
-        """K of the B candidates, by their scores; the candidates teach the rule.
-
-        Candidate i came with n p_i = r_i, so s_i / r_i is its share in the sum of all norms, and it is
-        taken with probability g_i, nearly in proportion to that. In the end it stands for 1 / (B g_i) of
-        the candidates, each of which stands for 1 / r_i of the examples: its ratio is r_i B g_i. (For less
-        correction read r_i^correction.) One is drawn from each K-th of the mass, which still draws i K g_i
-        times on average.
-        """
-        ratios, B, K = candidates._ratios, len(candidates), self.batch_size
-        self.looking.scattered(ratios, scores)
-        a = scores.clip(max=1e100) / ratios**self.correction
-        total = a.sum()
-        g = (1 - _UNIFORM_CHOICE) * a / total + _UNIFORM_CHOICE / B if total > 0 else np.full(B, 1 / B)
-        sums = g.cumsum()
-        u = (self._rng.random(K) + self._rng.permutation(K)) * (sums[-1] / K)
-        places = np.searchsorted(sums, u, side="right").clip(max=B - 1)
+        self.candidates.looked(time.perf_counter() - start)
+        self.counters.looks += 1
+        self.candidates.scattered(ratios, scores)
+        positions, chosen = choose(self.random, ratios, scores, self.batch_size, self._correction)
         self._teach(candidates, scores)
-        return Draw(
-            candidates._indices[places],
-            ratios[places] * (B * g[places]),
-            self.n,
-            self._id,
-            correction=self.correction,
-            p_ratios=ratios[places],
-            learned=True,
-        )
+        draw = self._number(indices[positions], chosen, ratios[positions], learned=True)
+        draw.positions = positions
+        return draw
+
+    # ----------------------------------------------------------------------------------------------
+    # Learning
+    # ----------------------------------------------------------------------------------------------
+
+    def update(self, draw: Draw | int | torch.Tensor, scores: Any) -> None:
+        """Let p learn from the ``scores`` (gradient norms) of the examples of ``draw``. O(K log n).
+
+        Anywhere after the forward pass of the batch, once for each draw. ``draw`` may be its number, or the
+        tensor of it that a batch carries.
+        """
+        self.learn(self.check(draw, scores))
+
+    def check(
+        self, draw: Draw | int | torch.Tensor, scores: Any, skipped: torch.Tensor | None = None
+    ) -> Report:
+        """The first half of :meth:`update`: an error, or what :meth:`learn` wants. Changes nothing.
+
+        ``skipped`` is a tensor, next to the scores, that says whether they are to be dropped.
+        """
+        with self._lock:
+            return self.feedback.begin(draw, scores, self.awaited, skipped)
+
+    def learn(self, report: Report) -> None:
+        """The second half of :meth:`update`."""
+        with self._lock:
+            for arrived in self.feedback.accept(report, self.awaited):
+                self._learn(*arrived)
+
+    def _learn_what_is_late(self) -> None:
+        for arrived in self.feedback.collect(self.awaited):
+            self._learn(*arrived)
+
+    def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
+        self.counters.update(draw._ratios, scores)
+        if not draw.learned:
+            self.candidates.scattered(draw._ratios, scores)
+            self._teach(draw, scores)
+        self.mistakes.feedback(draw, scores, by_number=by_number)
+        for observer in self.observers:
+            observer(draw, scores)
+
+    def _teach(self, draw: Draw, scores: Floats) -> None:
+        """The gate and the rule learn from examples that were drawn from p, or from a pass."""
+        if self.gate.threshold > 0:
+            self.gate.moments.blend(draw._ratios, self.rule.ratios(draw._indices), scores)
+        counters = self.counters
+        counters.clipped += self.rule.update(draw._indices, draw._ratios, scores)
+        counters.scores += len(draw)
+        self.mistakes.clipped(counters.updates, counters.clipped, counters.scores, self.rule)
 
     def refresh(
         self,
@@ -248,90 +294,77 @@ class BanditSampler:
             batch_size: how many to score at once.
             progress: called after each of these with how many are done, and of how many.
         """
-        chosen = np.arange(self.n) if indices is None else self._places(indices)
+        chosen = np.arange(self.n) if indices is None else _check.indices("indices", indices, self.n)
         size = _check.whole("batch_size", batch_size, least=1)
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
-            scores = _check.vector("scores", score(torch.from_numpy(part)), len(part))
-            self.rule.observe(part, scores)
+            scores = _check.vector("scores", score(torch.from_numpy(part.copy())), len(part))
+            with self._lock:
+                self.rule.observe(part, scores)
             progress(start + len(part), len(chosen))
 
-    def update(self, draw: Draw, scores: Any) -> None:
-        """Let p learn from the ``scores`` (gradient norms) of the examples of ``draw``. O(K log n)."""
-        self.learn(draw, self.check(draw, scores))
-
-    def check(self, draw: Draw, scores: Any) -> Floats:
-        """The scores as :meth:`learn` wants them, or an error; changes nothing."""
-        if not isinstance(draw, Draw):
-            raise TypeError(f"draw must be a Draw, not {type(draw).__name__}: see sampler.draw()")
-        if draw._owner != self._id:
-            raise ValueError(f"draw {draw!r} was drawn by another sampler: give it back to that one")
-        return _check.vector("scores", scores, len(draw))
-
-    def learn(self, draw: Draw, scores: Floats) -> None:
-        """:meth:`update` with scores that :meth:`check` has returned."""
-        _update_moments(self._moments[:2], draw._ratios, draw._ratios, scores)
-        self._counts[1] += 1
-        if not draw._learned:
-            self.looking.scattered(draw._ratios, scores)
-            self._teach(draw, scores)
-
-    def _teach(self, draw: Draw, scores: Floats) -> None:
-        if self.gate > 0:
-            _update_moments(self._moments[2:], draw._ratios, self.rule.ratios(draw._indices), scores)
-        clipped = self.rule.update(draw._indices, draw._ratios, scores)
-        self._counts[2:4] += (len(draw), clipped)
-        if self._counts[1] == _WARN_AT and 2 * self._counts[3] > self._counts[2]:
-            warnings.warn(
-                f"{self._counts[3]} of the first {self._counts[2]} scores were above the bound of "
-                f"{self.rule!r} and were clipped, so the rule cannot tell those examples apart: give it a "
-                "larger L, or scale the scores",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    # ----------------------------------------------------------------------------------------------
+    # Looking in
+    # ----------------------------------------------------------------------------------------------
 
     def probabilities(self, indices: Any = None) -> torch.Tensor:
         """p of the examples ``indices``, or of all n. A copy, float64."""
-        if indices is None:
-            return torch.from_numpy(self.rule.ratios() / self.n)
-        return torch.from_numpy(self.rule.ratios(self._places(indices)) / self.n)
-
-    def _places(self, indices: Any) -> Indices:
-        """``indices`` as an array of examples that exist, or an error."""
-        array = np.asarray(indices)
-        if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-            raise TypeError(f"indices must be a list of whole numbers, not {indices!r}")
-        array = array.astype(np.int64)
-        outside = array[(array < 0) | (array >= self.n)]
-        if outside.size:
-            raise ValueError(f"indices must lie in 0..{self.n - 1}, not {outside[0]}")
-        return array
+        chosen = None if indices is None else _check.indices("indices", indices, self.n)
+        with self._lock:
+            self._learn_what_is_late()
+            return torch.from_numpy(self.rule.ratios(chosen) / self.n)
 
     def diagnostics(self) -> Diagnostics:
-        """What the distribution looks like and what it is worth. O(n)."""
-        sum_squares, sum_r_log_r = _spread(self.rule.ratios())
-        uniform, ours = self._moments[:2]
-        draws, updates, scores, clipped, looks, reshuffled = self._counts.tolist()
-        return Diagnostics(
-            draws=draws,
-            updates=updates,
-            effective_sample_size=self.n**2 / sum_squares,
-            entropy=math.log(self.n) - sum_r_log_r / self.n,
-            variance_reduction=float(uniform / ours) if ours > 0 else math.nan,
-            scores=scores,
-            clipped_scores=clipped,
-            looks=looks,
-            reshuffled=reshuffled,
-            tau=self.looking.tau,
-        )
+        """What the distribution looks like and what it is worth. O(1) with the default rule."""
+        with self._lock:
+            self._learn_what_is_late()
+            mean_square, mean_log = self.rule.spread()
+            counters = self.counters
+            return Diagnostics(
+                draws=counters.draws,
+                updates=counters.updates,
+                effective_sample_size=self.n / mean_square,
+                entropy=math.log(self.n) - mean_log,
+                variance_reduction=counters.trained.reduction,
+                scores=counters.scores,
+                clipped_scores=counters.clipped,
+                looks=counters.looks,
+                reshuffled=counters.reshuffled,
+                tau=self.candidates.tau,
+            )
 
-    def begin_epoch(self) -> Epoch:
-        """For loaders: a new epoch, or the rest of the one that a loaded state was in."""
-        if self._resuming and not self._epoch.finished:
-            self._resuming = False
-        else:
-            self._epoch = Epoch(self._epoch.number + 1)
-        return self._epoch
+    # ----------------------------------------------------------------------------------------------
+    # As the ``batch_sampler`` of a plain DataLoader
+    # ----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches in an epoch: ceil(n / K)."""
+        return -(-self.n // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The indices of the batches of one epoch, for ``DataLoader(dataset, batch_sampler=sampler)``.
+
+        Their draws are awaited by number. :class:`BanditLoader` also says which batch is which draw.
+        """
+        caller = sys._getframe(1)
+        if caller.f_code.co_qualname.startswith("BatchSampler."):
+            raise TypeError(
+                "DataLoader(sampler=...) takes single examples, and a BanditSampler draws batches: give "
+                "it as batch_sampler=, or use adambs.BanditLoader(dataset, sampler)"
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
+        epoch = self.epochs.begin()
+        while epoch.delivered < len(self):
+            draw = self.draw()
+            epoch.delivered += 1
+            epoch.finished = epoch.delivered == len(self)
+            yield draw._indices.tolist()
+
+    # ----------------------------------------------------------------------------------------------
+    # State
+    # ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next draws depend on, as tensors and plain numbers.
@@ -339,135 +372,60 @@ class BanditSampler:
         Includes the draws that a loader has made ahead, so a run resumed in the middle of an epoch gets
         the very batches that were on their way.
         """
-        ahead = self._epoch.ahead
-        shape = (len(ahead), self.batch_size)
-        return {
-            **self._identity(),
-            "rule_state": self.rule.state_dict(),
-            "random": self._rng.bit_generator.state,
-            "passes": self._passes.state_dict(),
-            "counts": self._counts.tolist(),
-            "moments": self._moments.tolist(),
-            "correction": self.correction,
-            "looking_state": self.looking.state_dict(),
-            "epoch": {
-                "number": self._epoch.number,
-                "delivered": self._epoch.delivered,
-                "finished": self._epoch.finished,
-                "indices": torch.from_numpy(
-                    np.array([draw._indices for draw in ahead], np.int64).reshape(shape)
-                ),
-                "ratios": torch.from_numpy(
-                    np.array([draw._ratios for draw in ahead], np.float64).reshape(shape)
-                ),
-                "corrections": [draw.correction for draw in ahead],
-            },
-        }
+        with self._lock:
+            self._learn_what_is_late()
+            state = states.put_together(self._identity(), self._parts())
+            return {**state, "correction": self.correction}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a state from :meth:`state_dict`, or raise ``ValueError`` and keep the old one."""
         self.adopt(self.parse_state(state))
 
+    def parse_state(self, state: Any) -> dict[str, Any]:
+        """Read and check a state, for :meth:`adopt`; changes nothing."""
+        new = states.read(state, self._identity(), self._parts())
+        new["correction"] = _check.number(state, "correction", 0.0, 1.0)
+        for draw in new["epochs"].current.ahead:
+            if draw.number >= new["awaited"].following:
+                raise ValueError(f"state['epochs'] is damaged: draw {draw.number} was not made yet")
+            new["awaited"].add(draw)
+        return new
+
     def adopt(self, parsed: dict[str, Any]) -> None:
         """Take what :meth:`parse_state` has returned; cannot fail."""
-        self.__dict__.update(parsed)
+        with self._lock:
+            self.feedback.drop()
+            for name, part in parsed.items():
+                setattr(self, name, part)
+            self.loaded = True
 
-    def parse_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Read and check a state, for :meth:`adopt`; changes nothing."""
-        if not isinstance(state, dict):
-            raise TypeError(f"state must be a dict from state_dict(), not {type(state).__name__}")
-        for name, ours in self._identity().items():
-            if name not in state:
-                raise ValueError(f"state has no {name!r}: it is not from BanditSampler.state_dict()")
-            if state[name] != ours:
-                raise ValueError(
-                    f"state is of a sampler with {name} = {state[name]!r}, this one has {ours!r}: "
-                    "build the sampler as it was when the state was saved"
-                )
-        try:
-            rng = np.random.PCG64()
-            rng.state = state["random"]
-            counts = np.array(state["counts"], np.int64)
-            moments = np.array(state["moments"], np.float64)
-            if counts.shape != self._counts.shape or moments.shape != self._moments.shape:
-                raise ValueError("state['counts'] or state['moments'] has the wrong length")
-            rule = copy.copy(self.rule)
-            rule.load_state_dict(state["rule_state"])
-            looking = self.looking.with_state(state["looking_state"])
-            passes = self._passes.with_state(state["passes"])
-            correction = _check.unit_interval("state['correction']", state["correction"])
-            epoch = self._restored_epoch(state["epoch"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"state is damaged: {type(error).__name__}: {error}") from error
-        return {
-            "rule": rule,
-            "looking": looking,
-            "_passes": passes,
-            "_correction": correction,
-            "_rng": np.random.Generator(rng),
-            "_counts": counts,
-            "_moments": moments,
-            "_epoch": epoch,
-            "_resuming": True,
-        }
+    def _parts(self) -> dict[str, states.Part]:
+        return {name: getattr(self, name) for name in self._PARTS}
 
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
         return {
             "n": self.n,
             "batch_size": self.batch_size,
+            "seed": self.seed,
             "stratified": self.stratified,
-            "gate": self.gate,
-            "rule": type(self.rule).__name__,
+            "gate_threshold": self.gate.threshold,
+            "rule_name": type(self.rule).__name__,
             "rule_settings": self.rule.settings(),
-            "looking": self.looking.settings(),
+            "candidates_settings": self.candidates.settings(),
         }
 
-    def _restored_epoch(self, state: dict[str, Any]) -> Epoch:
-        indices = state["indices"].numpy().astype(np.int64)
-        ratios = state["ratios"].numpy().astype(np.float64)
-        if indices.shape != ratios.shape or indices.shape[1:] != (self.batch_size,):
-            raise ValueError(f"state['epoch'] has draws of shape {indices.shape}, {ratios.shape}")
-        if ((indices < 0) | (indices >= self.n)).any() or not (ratios > 0).all():
-            raise ValueError("state['epoch'] has draws outside the data set, or of no probability")
-        corrections = [_check.unit_interval("state['epoch']['corrections']", c) for c in state["corrections"]]
-        ahead = deque(
-            Draw(i, r, self.n, self._id, correction=c)
-            for i, r, c in zip(indices, ratios, corrections, strict=True)
-        )
-        return Epoch(int(state["number"]), int(state["delivered"]), ahead, bool(state["finished"]))
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            self._learn_what_is_late()
+            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return (
             f"BanditSampler(n={self.n}, batch_size={self.batch_size}, rule={self.rule!r}, "
             f"seed={self.seed}, stratified={self.stratified})"
         )
-
-
-@kernel
-def _update_moments(moments: Floats, drawn: Floats, ratios: Floats, scores: Floats) -> None:
-    """Blend in the second moments of the gradient under uniform sampling and under a p with ``ratios``.
-
-    They are the means over all examples of s^2 and of s^2 / r, here estimated from examples that were drawn
-    with n times the probability ``drawn``: (1/K) sum s^2 / q and (1/K) sum s^2 / (q r).
-    """
-    uniform = 0.0
-    ours = 0.0
-    for k in range(scores.shape[0]):
-        s = min(scores[k], 1e100)  # squares stay finite
-        uniform += s * s / drawn[k]
-        ours += s * s / (drawn[k] * ratios[k])
-    moments[0] = _DECAY * moments[0] + (1.0 - _DECAY) * uniform / scores.shape[0]
-    moments[1] = _DECAY * moments[1] + (1.0 - _DECAY) * ours / scores.shape[0]
-
-
-@kernel
-def _spread(ratios: Floats) -> tuple[float, float]:
-    """Sum of r^2 and of r log r."""
-    squares = 0.0
-    r_log_r = 0.0
-    for r in ratios:
-        squares += r * r
-        if r > 0.0:
-            r_log_r += r * np.log(r)
-    return squares, r_log_r

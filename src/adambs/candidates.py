@@ -1,0 +1,176 @@
+"""Candidates: score more examples than are trained on, and train on the best choice among them."""
+
+import math
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from adambs import _check
+from adambs._jit import kernel
+from adambs._types import Floats, Indices, State
+from adambs.proposals import RandomStream
+
+# The cost of a look is the median of the first looks over that of the last steps. No look is made to
+# measure it before one could pay if scoring K examples took a tenth of a step.
+_LOOKS, _STEPS, _CHEAP = 5, 20, 0.1
+
+# Memory of the running estimate of how much scores scatter: about the last hundred draws.
+_DECAY = 0.99
+
+# Share of the uniform distribution in the choice among candidates: no weight grows by more than 1/this.
+_UNIFORM_CHOICE = 0.1
+
+
+class Candidates:
+    """Decides whether to look: to score some candidates first and train on a choice among them.
+
+    Of B = m K examples drawn from p, forward passes tell the present scores s; K of them are then chosen in
+    proportion to a = s / (n p). With T = tau^2 = E[a^2] / E[a]^2, the variance of the batch falls by
+
+        gain = 1 / (1/T + (1 - 1/T) / m),
+
+    as if the batch were so many times larger: the choice leaves 1/T of the variance, that B is finite adds
+    the rest. Scoring K examples costs ``cost`` = c of a plain step. A look pays while the batch grows by more
+    than the time of the step,
+
+        gain > 1 + m c.
+
+    (Katharopoulos and Fleuret, ICML 2018, with p uniform, m = 3 and c = 1/3, look while tau > 2.)
+
+    The cost is a recorded number. If it is not given, the first looks are timed and their cost is written
+    down once; from then on no decision depends on a clock. A state carries the number, and
+    ``sampler.candidates.cost = ...`` tells it to another process.
+
+    Args:
+        multiple: m.
+        cost: c, if it is not to be measured. It also stands when a state with another cost is loaded.
+    """
+
+    def __init__(self, multiple: int = 3, cost: float | None = None) -> None:
+        self.multiple = _check.whole("multiple", multiple, least=2)
+        self._given = cost is not None
+        self._cost = None if cost is None else _check.positive("cost", cost)
+        self._squares = self._sum = 0.0
+        self._draws = 0  # that tau was learned from, up to _STEPS
+        self._look_seconds: list[float] = []
+        self._step_seconds: deque[float] = deque(maxlen=_STEPS)
+        self._left_at: float | None = None
+
+    @property
+    def cost(self) -> float | None:
+        """Scoring K examples in units of a plain step; None until it is known."""
+        return self._cost
+
+    @cost.setter
+    def cost(self, value: float) -> None:
+        self._cost, self._given = _check.positive("cost", value), True
+
+    @property
+    def gain(self) -> float:
+        """By how much a look would lower the variance of the batch."""
+        left = 1 / self.tau**2
+        return 1 / (left + (1 - left) / self.multiple)
+
+    @property
+    def tau(self) -> float:
+        """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
+        return max(math.sqrt(self._squares) / self._sum, 1.0) if self._sum > 0 else 1.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough was seen to say if a look pays: scores of some draws and, for the cost, steps."""
+        return self._draws == _STEPS and (self._cost is not None or len(self._step_seconds) == _STEPS)
+
+    def pays(self) -> bool:
+        """Whether to look this time."""
+        cost = _CHEAP if self._cost is None else self._cost
+        return self.settled and self.gain > 1 + self.multiple * cost
+
+    def entered(self) -> None:
+        """A draw begins that may look: what has passed since :meth:`left` was a step."""
+        if self._cost is None and self._left_at is not None:
+            self._step_seconds.append(time.perf_counter() - self._left_at)
+
+    def looked(self, seconds: float) -> None:
+        """A look took so long. When there are enough of them, the cost is recorded."""
+        if self._cost is None:
+            self._look_seconds.append(seconds)
+            if len(self._look_seconds) == _LOOKS:
+                ratio = statistics.median(self._look_seconds) / statistics.median(self._step_seconds)
+                self._cost = max(ratio / self.multiple, 1e-6)
+
+    def left(self) -> None:
+        """The draw is done: what follows until the next is the step."""
+        if self._cost is None:
+            self._left_at = time.perf_counter()
+
+    def scattered(self, ratios: Floats, scores: Floats) -> None:
+        """Learn from the scores of examples that were drawn from p, not chosen after a look."""
+        squares, mean = _scatter(ratios, scores)
+        decay = _DECAY if self._sum > 0 else 0.0
+        self._squares = decay * self._squares + (1 - decay) * squares
+        self._sum = decay * self._sum + (1 - decay) * mean
+        self._draws = min(self._draws + 1, _STEPS)
+
+    def settings(self) -> dict[str, Any]:
+        """What a state must share with the sampler that loads it."""
+        return {"multiple": self.multiple}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cost, or what is known of it, and the scatter."""
+        return {
+            "cost": self._cost,
+            "squares": self._squares,
+            "sum": self._sum,
+            "draws": self._draws,
+            "look_seconds": list(self._look_seconds),
+            "step_seconds": list(self._step_seconds),
+        }
+
+    def with_state(self, state: State) -> "Candidates":
+        """One like this, in a state from :meth:`state_dict`; or an error. A given cost is kept."""
+        saved = None if _check.entry(state, "cost") is None else _check.number(state, "cost", 1e-300)
+        new = Candidates(self.multiple, self._cost if self._given else saved)
+        new._given = self._given
+        new._squares, new._sum = _check.number(state, "squares"), _check.number(state, "sum")
+        new._draws = _check.count(state, "draws", most=_STEPS)
+        new._look_seconds = _check.numbers(state, "look_seconds", most=_LOOKS)
+        new._step_seconds.extend(_check.numbers(state, "step_seconds", most=_STEPS))
+        return new
+
+    def __repr__(self) -> str:
+        return f"Candidates(multiple={self.multiple}, cost={self._cost})"
+
+
+def choose(
+    random: RandomStream, ratios: Floats, scores: Floats, K: int, correction: float
+) -> tuple[Indices, Floats]:
+    """Positions of K of the B candidates, chosen by their scores, and the ratios of the chosen.
+
+    Candidate i came with n p_i = r_i, so s_i / r_i is its share in the sum of all norms, and it is taken with
+    probability g_i, nearly in proportion to that. In the end it stands for 1 / (B g_i) of the candidates,
+    each of which stands for 1 / r_i of the examples: its ratio is r_i B g_i. (For less correction read
+    r_i^correction.) One is drawn from each K-th of the mass, which still draws i K g_i times on average.
+    """
+    B = len(scores)
+    a = scores.clip(max=1e100) / ratios**correction
+    total = a.sum()
+    g = (1 - _UNIFORM_CHOICE) * a / total + _UNIFORM_CHOICE / B if total > 0 else np.full(B, 1 / B)
+    sums = g.cumsum()
+    positions = np.searchsorted(sums, random.stratified(K) * sums[-1], side="right").clip(max=B - 1)
+    return positions, ratios[positions] * (B * g[positions])
+
+
+@kernel
+def _scatter(ratios: Floats, scores: Floats) -> tuple[float, float]:
+    """Mean of a^2 and of a, with a = s / r."""
+    squares = 0.0
+    total = 0.0
+    for k in range(len(scores)):
+        a = min(scores[k] / ratios[k], 1e100)  # squares stay finite
+        squares += a * a
+        total += a
+    return squares / len(scores), total / len(scores)

@@ -1,0 +1,64 @@
+"""What a sampler counts, and what it says of itself."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from adambs import _check
+from adambs._types import Floats, State
+from adambs.gate import SecondMoments
+
+_NAMES = ("draws", "updates", "scores", "clipped", "looks", "reshuffled")
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What the distribution looks like and what it is worth."""
+
+    draws: int
+    """Batches drawn."""
+    updates: int
+    """Batches whose scores came back."""
+    effective_sample_size: float
+    """1 / sum p^2: how many examples p is spread over; n when uniform."""
+    entropy: float
+    """-sum p log p, in nats; log n when uniform."""
+    variance_reduction: float
+    """Running estimate of n sum s^2 / (sum s^2 / p): how many times smaller than under uniform sampling
+    is the second moment of the gradient estimate, which the paper minimises. Above 1, p helps. NaN before
+    the first positive score."""
+    scores: int
+    """Scores seen."""
+    clipped_scores: int
+    """Scores above the rule's bound L."""
+    looks: int
+    """Batches that were chosen among candidates."""
+    reshuffled: int
+    """Batches from a reshuffled pass, while p did not pay."""
+    tau: float
+    """Running estimate of how much scores scatter around p: what a look would win. See
+    :class:`Candidates`."""
+
+
+class Counters:
+    """How often what has happened, and the second moments of the batches that were trained on."""
+
+    def __init__(self) -> None:
+        self.draws = self.updates = self.scores = self.clipped = self.looks = self.reshuffled = 0
+        self.trained = SecondMoments()
+
+    def update(self, ratios: Floats, scores: Floats) -> None:
+        """A batch that was trained on has come back."""
+        self.updates += 1
+        self.trained.blend(ratios, ratios, scores)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts and the moments."""
+        return {name: getattr(self, name) for name in _NAMES} | {"trained": self.trained.state_dict()}
+
+    def with_state(self, state: State) -> "Counters":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        new = Counters()
+        for name in _NAMES:
+            setattr(new, name, _check.count(state, name))
+        new.trained = self.trained.with_state(_check.mapping(state, "trained"))
+        return new

@@ -1,0 +1,253 @@
+"""Draw: one mini-batch, the p it was drawn with, and the number under which the sampler knows it."""
+
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from adambs import _check
+from adambs._jit import kernel
+from adambs._types import Floats, Indices
+
+_WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Carried(NamedTuple):
+    """A draw inside a batch: three tensors with one entry for each example, wherever the batch goes."""
+
+    number: torch.Tensor
+    """The draw's number, repeated: ``sampler.update`` takes it in the place of the draw."""
+    indices: torch.Tensor
+    """Which examples of the data set."""
+    weights: torch.Tensor
+    """1/(n p) as float32."""
+
+    def mean(self, losses: torch.Tensor) -> torch.Tensor:
+        """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`."""
+        check_losses(losses, len(self.indices))
+        losses = losses.float() if losses.dtype in _HALF else losses
+        return (losses * self.weights.to(losses)).mean()
+
+
+class Draw:
+    """K examples drawn from p, and the probabilities with which they were drawn.
+
+    The probabilities are those of the time of drawing and never change: they make the estimate unbiased
+    however late the batch is used. The tensors are copies: whatever is done to them, the sampler does not
+    see it.
+    """
+
+    __slots__ = (
+        "_even",
+        "_indices",
+        "_p_ratios",
+        "_ratios",
+        "_tensors",
+        "_weighted",
+        "correction",
+        "learned",
+        "n",
+        "number",
+        "positions",
+    )
+
+    number: int
+    """How many draws the sampler had made before this one."""
+    n: int
+    correction: float
+    """Exponent of the weights of p at the time of drawing."""
+    learned: bool
+    """Whether the rule has learned from it already: it was chosen among candidates, and they taught it."""
+    positions: Indices | None
+    """Which of the candidates were chosen, if there were any. Not saved."""
+
+    def __init__(
+        self,
+        number: int,
+        indices: Indices,
+        ratios: Floats,
+        n: int,
+        *,
+        correction: float = 1.0,
+        p_ratios: Floats | None = None,
+        learned: bool = False,
+    ) -> None:
+        self.number, self.n, self.correction, self.learned = number, n, correction, learned
+        self._indices = indices
+        self._ratios = ratios  # 1 / (weight of an unbiased estimate); n p_j unless chosen among candidates
+        self._p_ratios = ratios if p_ratios is None else p_ratios  # n p_j
+        self._tensors: dict[Any, torch.Tensor] = {}
+        self._even: bool | None = None
+        self._weighted = False
+        self.positions = None
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """Which examples: int64, shape (K,), duplicates possible."""
+        if "indices" not in self._tensors:
+            self._tensors["indices"] = torch.from_numpy(self._indices.copy())
+        return self._tensors["indices"]
+
+    @property
+    def probabilities(self) -> torch.Tensor:
+        """p_j of each drawn example: float64, shape (K,)."""
+        return torch.from_numpy(self._p_ratios / self.n)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """1/(n p_j) of each drawn example: float64, shape (K,).
+
+        After a choice among candidates they also make up for the choice. With a ``correction`` below one,
+        (1/(n p_j))^correction, divided by their mean over the batch; a choice among candidates is always
+        corrected in full.
+        """
+        self._weighted = True
+        return torch.from_numpy(self._weights())
+
+    def _weights(self) -> Floats:
+        weights: Floats = 1.0 / self._ratios
+        if self.correction != 1.0:
+            weights *= self._p_ratios ** (1.0 - self.correction)
+            weights /= weights.mean()
+        return weights
+
+    @property
+    def even(self) -> bool:
+        """Whether all weights are one."""
+        if self._even is None:
+            self._even = _all_one(self._ratios)
+        return self._even
+
+    @property
+    def weighted(self) -> bool:
+        """Whether somebody has asked for the weights, or for the weighted mean."""
+        return self._weighted
+
+    def mean(self, losses: torch.Tensor) -> torch.Tensor:
+        """(1/K) sum_k losses[k] / (n p_k), eq. (1): its gradient is the unbiased estimate G_hat.
+
+        ``losses`` is one loss for each drawn example, in the order of the batch: ``reduction="none"``.
+        """
+        check_losses(losses, len(self))
+        self._weighted = True
+        losses = losses.float() if losses.dtype in _HALF else losses
+        if self.even:
+            return losses.mean()
+        return torch.dot(losses, self._shares(losses))
+
+    def _shares(self, like: torch.Tensor) -> torch.Tensor:
+        """weights / K on the device of ``like``, made once. No device waits for the copy."""
+        key = like.dtype, like.device
+        if key not in self._tensors:
+            shares = self._weights() / len(self)
+            if like.dtype == torch.float32:
+                shares = shares.astype(np.float32)
+            tensor = torch.from_numpy(shares)
+            self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=True)
+        return self._tensors[key]
+
+    def carried(self) -> Carried:
+        """The draw as tensors that travel in a batch."""
+        return Carried(
+            torch.full((len(self),), self.number, dtype=torch.int64),
+            torch.from_numpy(self._indices.copy()),
+            torch.from_numpy(self._weights()).float(),
+        )
+
+    def to_list(self) -> list[Any]:
+        """Everything as plain numbers, for a checkpoint. A list, which no checkpoint takes apart."""
+        arrays = (self._indices, self._ratios, self._p_ratios)
+        return [self.number, self.correction, self.learned, *(array.tolist() for array in arrays)]
+
+    @classmethod
+    def from_list(cls, values: Any, n: int, batch_size: int) -> "Draw":
+        """What :meth:`to_list` has returned, of a sampler of ``n`` with ``batch_size``; or an error."""
+        names = ("number", "correction", "learned", "indices", "ratios", "p_ratios")
+        if not isinstance(values, list) or len(values) != len(names):
+            raise ValueError(
+                f"a draw of the state must be a list of {len(names)} entries, not {values!r:.60}"
+            )
+        state = dict(zip(names, values, strict=True))
+        lists = {name: _check.numbers(state, name, length=batch_size, path="a draw") for name in names[3:]}
+        if not all(type(j) is int and 0 <= j < n for j in state["indices"]):
+            raise ValueError(f"a draw of the state has indices outside the data set of {n}")
+        if min(*lists["ratios"], *lists["p_ratios"]) < _check.SMALLEST_NORMAL:
+            raise ValueError("a draw of the state has examples of no probability")
+        return cls(
+            _check.count(state, "number", path="a draw"),
+            np.array(state["indices"], np.int64),
+            np.array(lists["ratios"]),
+            n,
+            correction=_check.number(state, "correction", 0.0, 1.0, path="a draw"),
+            p_ratios=np.array(lists["p_ratios"]),
+            learned=_check.flag(state, "learned", path="a draw"),
+        )
+
+    def same_as(self, other: "Draw") -> bool:
+        """Whether ``other`` is this draw or a copy of it."""
+        return self is other or (
+            self.number == other.number
+            and np.array_equal(self._indices, other._indices)
+            and np.array_equal(self._ratios, other._ratios)
+        )
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (
+            (self.number, self._indices, self._ratios, self.n),
+            {"correction": self.correction, "p_ratios": self._p_ratios, "learned": self.learned},
+        )
+
+    def __repr__(self) -> str:
+        return f"Draw({self.number}: {len(self)} of {self.n})"
+
+    # A draw that is taken for a tensor has been unpacked in the wrong place.
+
+    _TENSOR_NAMES: ClassVar[frozenset[str]] = frozenset(
+        {"to", "cuda", "cpu", "shape", "size", "dim", "ndim", "dtype", "device", "long", "float", "view"}
+    )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        reason = f": {_WAY_OUT}" if name in self._TENSOR_NAMES else ""
+        raise AttributeError(f"a Draw has no attribute {name!r}{reason}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any) -> NoReturn:
+        raise TypeError(
+            f"{getattr(func, '__name__', func)} was given a Draw in place of a tensor: {_WAY_OUT}"
+        )
+
+
+def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any]) -> Draw:
+    return Draw(*arguments, **options)
+
+
+def check_losses(losses: Any, K: int) -> None:
+    """One floating-point loss for each of K examples, or an error that says how to get there."""
+    if not isinstance(losses, torch.Tensor):
+        raise TypeError(f"losses must be a tensor, not {type(losses).__name__}")
+    if losses.shape != (K,):
+        reason = (
+            'it looks reduced already; compute it with reduction="none"'
+            if losses.ndim == 0
+            else "add each example's losses up first, e.g. losses.flatten(1).sum(1) / T with a constant T "
+            "(a mean over padding would change with the longest row of the batch)"
+        )
+        raise ValueError(
+            f"losses must have shape ({K},), one loss for each drawn example, not {tuple(losses.shape)}: "
+            f"{reason}"
+        )
+    if not losses.is_floating_point():
+        raise TypeError(f"losses must be floating point, not {losses.dtype}")
+
+
+@kernel
+def _all_one(ratios: Floats) -> bool:
+    for r in ratios:  # noqa: SIM110  # a kernel has no generators
+        if r != 1.0:
+            return False
+    return True

@@ -1,0 +1,81 @@
+"""Where a loader stands in its epoch. Saved with the sampler, so that a run can stop anywhere."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from adambs import _check
+from adambs._types import State
+from adambs.draw import Draw
+
+
+@dataclass(eq=False)
+class Epoch:
+    """One epoch: what has been delivered of it, and what is on its way."""
+
+    number: int
+    delivered: int = 0
+    """Batches handed to the training loop."""
+    ahead: deque[Draw] = field(default_factory=deque)
+    """Draws whose batches are being prefetched, oldest first."""
+    finished: bool = False
+
+    @property
+    def drawn(self) -> int:
+        """Batches drawn, whether or not they have arrived."""
+        return self.delivered + len(self.ahead)
+
+    def deliver(self, number: int) -> Draw:
+        """The draw of the batch that arrives now."""
+        draw = self.ahead.popleft()
+        if draw.number != number:
+            raise RuntimeError(
+                f"batch {number} has arrived where {draw.number} was due: batches must keep their order"
+            )
+        self.delivered += 1
+        return draw
+
+    def leave(self) -> None:
+        """Nobody will ask for the rest."""
+        self.ahead.clear()
+        self.finished = True
+
+
+class Epochs:
+    """The present epoch, and after a state was loaded the one to go on with."""
+
+    def __init__(self, n: int, batch_size: int) -> None:
+        self._n, self._batch_size = n, batch_size
+        self.current = Epoch(0, finished=True)
+        self._resuming = False
+
+    def begin(self) -> Epoch:
+        """A new epoch, or the rest of the one that a loaded state was in."""
+        if not (self._resuming and not self.current.finished):
+            self.current = Epoch(self.current.number + 1)
+        self._resuming = False
+        return self.current
+
+    def state_dict(self) -> dict[str, Any]:
+        """The present epoch, with the draws on their way."""
+        return {
+            "number": self.current.number,
+            "delivered": self.current.delivered,
+            "finished": self.current.finished,
+            "ahead": [draw.to_list() for draw in self.current.ahead],
+        }
+
+    def with_state(self, state: State) -> "Epochs":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        ahead = _check.entry(state, "ahead")
+        if not isinstance(ahead, list):
+            raise ValueError(f"state['ahead'] must be a list of draws, not {type(ahead).__name__}")
+        new = Epochs(self._n, self._batch_size)
+        new.current = Epoch(
+            _check.count(state, "number"),
+            _check.count(state, "delivered"),
+            deque(Draw.from_list(values, self._n, self._batch_size) for values in ahead),
+            _check.flag(state, "finished"),
+        )
+        new._resuming = True
+        return new

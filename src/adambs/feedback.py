@@ -1,0 +1,245 @@
+"""How scores come home: at once, or late from a device; and which draws still wait for theirs."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from adambs import _check
+from adambs._types import Floats, State
+from adambs.draw import Draw
+
+# A draw may never come back. So many are remembered at most, and so many examples in all of them.
+_MOST_DRAWS, _MOST_EXAMPLES = 1024, 1 << 22
+
+
+class Awaited:
+    """The draws that have had no feedback, by number. The oldest are forgotten when there are very many."""
+
+    def __init__(self, batch_size: int, following: int = 0) -> None:
+        self._batch_size = batch_size
+        self.following = following
+        """The number of the next draw."""
+        self._draws: dict[int, Draw] = {}
+        self.most = max(16, min(_MOST_DRAWS, _MOST_EXAMPLES // batch_size))
+
+    def add(self, draw: Draw) -> None:
+        """Wait for this one, too."""
+        self._draws[draw.number] = draw
+        if len(self._draws) > self.most:
+            del self._draws[next(iter(self._draws))]
+
+    def find(self, draw: Any) -> Draw:
+        """The draw that is meant, by itself or by its number; or an error."""
+        number = draw.number if isinstance(draw, Draw) else _number(draw)
+        found = self._draws.get(number)
+        if found is None:
+            if number >= self.following:
+                raise ValueError(
+                    f"draw {number} was drawn by another sampler: this one has drawn {self.following}"
+                )
+            raise ValueError(
+                f"draw {number} is not awaited: it has had its feedback already (one draw teaches once), was "
+                f"drawn by another sampler, or is older than the last {self.most} draws without feedback"
+            )
+        if isinstance(draw, Draw) and not found.same_as(draw):
+            raise ValueError(f"draw {draw!r} was drawn by another sampler: give it back to that one")
+        return found
+
+    def close(self, draw: Draw) -> None:
+        """It has had its feedback."""
+        self._draws.pop(draw.number, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next number. The draws on their way are the loader's to save; nobody can bring the others."""
+        return {"following": self.following}
+
+    def with_state(self, state: State) -> "Awaited":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        return Awaited(self._batch_size, _check.count(state, "following"))
+
+
+def _number(value: Any) -> int:
+    """A draw's number, as an int or as the tensor that a batch carries."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() or value.numel() == 0:
+            raise TypeError(f"draw must be a Draw or its number, not a tensor of {value.dtype}")
+        numbers = value.reshape(-1).tolist()
+        if numbers.count(numbers[0]) != len(numbers):
+            raise ValueError(
+                f"draw holds the numbers of several draws, {sorted(set(numbers))}: update each by itself"
+            )
+        value = numbers[0]
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"draw must be a Draw or its number, not {type(value).__name__}: see sampler.draw()")
+    return int(value)
+
+
+Arrived = tuple[Draw, Floats, bool]
+"""A draw, its scores, and whether the caller knew it by its number alone."""
+
+
+class Report:
+    """The scores of one draw on their way home."""
+
+    __slots__ = ("by_number", "draw", "fetch", "scores", "skipped")
+
+    def __init__(
+        self,
+        draw: Draw | None,
+        scores: Floats | None = None,
+        fetch: Callable[[], tuple[Any, Any]] | None = None,
+        skipped: Callable[[], Any] | None = None,
+    ) -> None:
+        self.draw = draw
+        """None if its number is still on a device."""
+        self.scores = scores
+        """Checked, if they have arrived."""
+        self.fetch = fetch
+        """Waits for them: the draw or its number, and the scores."""
+        self.skipped = skipped
+        """Waits for whether the optimizer's step was skipped, and the scores are to be dropped."""
+        self.by_number = False
+        """Whether the caller knew the draw by its number alone."""
+
+
+class Policy(ABC):
+    """Brings scores home. Whatever the way, a draw is learned from before the next one is made."""
+
+    @abstractmethod
+    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
+        """Check what can be checked without waiting, and start the rest. Changes nothing of the sampler."""
+
+
+class AtOnce(Policy):
+    """Read the scores now. Bad ones raise now."""
+
+    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
+        """Everything is known at once."""
+        found = awaited.find(draw)
+        if skipped is not None and bool(skipped.item()):
+            return Report(found, skipped=lambda: True)
+        return Report(found, checked(found, scores))
+
+
+class Late(Policy):
+    """Copy the scores from their device without waiting; they are learned at the next draw.
+
+    Bad ones raise there, with the number of their draw, and are dropped. p learns the same as at once.
+    """
+
+    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
+        """The copies are started; shapes are checked."""
+        if not isinstance(scores, torch.Tensor):
+            return _AT_ONCE.begin(draw, scores, awaited, skipped)
+        on_device = isinstance(draw, torch.Tensor) and draw.device.type != "cpu"
+        found = None if on_device else awaited.find(draw)
+        K = len(draw) if found is None else len(found)
+        if scores.shape != (K,):
+            raise ValueError(
+                f"scores must have shape ({K},), one number an example, not {tuple(scores.shape)}"
+            )
+        whose, values = (_copied(draw) if on_device else lambda: found), _copied(scores)
+        return Report(
+            found,
+            fetch=lambda: (whose(), values()),
+            skipped=None if skipped is None else _copied(skipped),
+        )
+
+
+class Automatic(Policy):
+    """At once for scores on the CPU, late for scores on a device."""
+
+    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
+        """As the one that fits."""
+        late = isinstance(scores, torch.Tensor) and not (scores.is_cpu or scores.is_meta)
+        return (_LATE if late else _AT_ONCE).begin(draw, scores, awaited, skipped)
+
+
+_AT_ONCE, _LATE = AtOnce(), Late()
+
+POLICIES: dict[str, Policy] = {"automatic": Automatic(), "at once": _AT_ONCE, "late": _LATE}
+
+
+class Feedback:
+    """Takes reports in and hands out what can be learned: at once, or before the next draw."""
+
+    def __init__(self, policy: str) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"feedback must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
+        self._policy = POLICIES[policy]
+        self._late: deque[Report] = deque()
+
+    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
+        """Check what can be checked now, and start the rest. Changes nothing."""
+        report = self._policy.begin(draw, scores, awaited, skipped)
+        report.by_number = not isinstance(draw, Draw)
+        return report
+
+    def accept(self, report: Report, awaited: Awaited) -> Iterator[Arrived]:
+        """What can be learned now that this report has come."""
+        if report.draw is not None and not (report.scores is None and report.fetch is None):
+            awaited.close(awaited.find(report.draw))  # one draw teaches once
+        if report.fetch is not None:
+            self._late.append(report)
+        elif report.draw is not None and report.scores is not None:
+            yield report.draw, report.scores, report.by_number
+
+    def collect(self, awaited: Awaited) -> Iterator[Arrived]:
+        """Wait for what is on its way. Bad scores raise, and have taught nothing."""
+        while self._late:
+            report = self._late.popleft()
+            assert report.fetch is not None
+            whose, scores = report.fetch()
+            draw = report.draw
+            if draw is None:
+                draw = awaited.find(whose)
+                awaited.close(draw)
+            if report.skipped is not None and bool(report.skipped()):
+                continue
+            try:
+                values = checked(draw, scores)
+            except ValueError as error:
+                raise ValueError(f"{error}. It came late: draw {draw.number} has taught nothing") from None
+            yield draw, values, report.by_number
+
+    def __len__(self) -> int:
+        """How many reports are on their way."""
+        return len(self._late)
+
+    def drop(self) -> None:
+        """Forget what is on its way."""
+        self._late.clear()
+
+
+def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Start a copy to the CPU; what is returned waits for it."""
+    if tensor.device.type == "cpu":
+        copy = tensor.detach().clone()
+        return lambda: copy
+    home = tensor.detach().to("cpu", non_blocking=True)
+    if tensor.device.type not in ("cuda", "xpu"):  # no events that we know: its own copy has to be right
+        return lambda: home
+    arrived = torch.Event(tensor.device)
+    arrived.record()
+
+    def wait() -> torch.Tensor:
+        arrived.synchronize()
+        return home
+
+    return wait
+
+
+def checked(draw: Draw, scores: Any) -> Floats:
+    """The scores as float64 on the CPU, finite and not negative; or an error that names the example."""
+    values = _check.vector("scores", scores, len(draw), finite=False)
+    bad = _check.first_bad(values)
+    if bad >= 0:
+        raise ValueError(
+            f"scores[{bad}] is {values[bad]} (draw {draw.number}, example {draw._indices[bad]} of the data "
+            "set): every score must be finite and not negative"
+        )
+    return values

@@ -1,0 +1,124 @@
+"""The likeliest mistakes in a training loop, each warned of once, in words."""
+
+import warnings
+from collections import deque
+from typing import Any, NoReturn
+
+from torch.utils import _pytree
+
+from adambs._types import Floats
+from adambs.draw import Draw
+
+# A weighted mean may be taken some time after the feedback; so many draws later it should have been.
+_PATIENCE = 16
+
+# So many batches of equal scores are no accident.
+_EQUAL_BATCHES = 5
+
+# After so many updates, say so if most scores were above the rule's bound.
+_CLIPPED_AT = 50
+
+
+class Mistakes:
+    """Watches what comes back and warns of what looks wrong. Changes nothing and is not saved."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._to_weight: deque[Draw] = deque()  # with unequal weights, and perhaps still to be weighted
+        self._weighted = 0
+        self._equal: list[float] = []
+        self._batches = 0
+
+    def feedback(self, draw: Draw, scores: Floats, *, by_number: bool) -> None:
+        """A draw has come back with its scores."""
+        if self._weighted < _PATIENCE and not by_number and not draw.even:
+            self._to_weight.append(draw)
+            if len(self._to_weight) > _PATIENCE:
+                self._weighted += 1
+                if not self._to_weight.popleft().weighted:
+                    self._weighted = _PATIENCE
+                    self._warn(
+                        "unweighted",
+                        "batches were drawn with unequal p, and nobody asked for their weights: train on "
+                        "draw.mean(losses) instead of losses.mean(), or the gradient is biased",
+                        depth=6,
+                    )
+            if self._weighted == _PATIENCE:  # all is well, or was said
+                self._to_weight.clear()
+        if self._batches < _EQUAL_BATCHES and len(scores) > 1:
+            self._batches += 1
+            self._equal += [scores[0]] * bool((scores == scores[0]).all())
+            if len(self._equal) == _EQUAL_BATCHES and len(set(self._equal)) > 1:
+                self._warn(
+                    "equal",
+                    f"in each of the first {_EQUAL_BATCHES} batches all {len(scores)} scores are the same, "
+                    "and they change from batch to batch: they look like a loss after a mean reduction. Give one "
+                    "score for each example, e.g. adambs.scores.cross_entropy(logits, y)",
+                    depth=6,
+                )
+
+    def epoch_over(self, batches: int, updates: int) -> None:
+        """An epoch of so many batches has brought so many updates."""
+        if batches > 0 and updates == 0:
+            self._warn(
+                "silent",
+                f"an epoch of {batches} batches is over and no scores came back, so p cannot learn: call "
+                "optimizer.step(draw, scores) or sampler.update(draw, scores) for each batch",
+                depth=4,
+            )
+
+    def clipped(self, updates: int, clipped: int, scores: int, rule: object) -> None:
+        """So many scores were above the rule's bound."""
+        if updates == _CLIPPED_AT and 2 * clipped > scores:
+            self._warn(
+                "clipped",
+                f"{clipped} of the first {scores} scores were above the bound of {rule!r} and were clipped, "
+                "so the rule cannot tell those examples apart: give it a larger L, or scale the scores",
+                depth=7,
+            )
+
+    # ``depth`` is how many calls above the warning the training loop stands.
+
+    def _warn(self, kind: str, sentence: str, *, depth: int) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=depth)
+
+
+class _WayOut:
+    """A sequence that is taken for a tensor says what was unpacked wrongly."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a batch of several tensors has no attribute {name!r}: {self._reason()}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any) -> NoReturn:
+        raise TypeError(f"{getattr(func, '__name__', func)} was given a whole batch: {cls._reason()}")
+
+    @staticmethod
+    def _reason() -> str:
+        return "BanditLoader yields (batch, draw), so write `for (x, y), draw in loader`"
+
+
+class _ListBatch(_WayOut, list):  # type: ignore[type-arg]
+    pass
+
+
+class _TupleBatch(_WayOut, tuple):  # type: ignore[type-arg]
+    pass
+
+
+for _kind in (
+    _ListBatch,
+    _TupleBatch,
+):  # torch's tree functions take them for the list or tuple that they are
+    _pytree.register_pytree_node(
+        _kind, lambda batch: (list(batch), type(batch)), lambda parts, kind: kind(parts)
+    )
+
+
+def with_a_way_out(batch: Any) -> Any:
+    """The batch; a list or tuple of tensors that is taken for one of them says how to unpack it."""
+    if type(batch) is list:
+        return _ListBatch(batch)
+    return _TupleBatch(batch) if type(batch) is tuple else batch

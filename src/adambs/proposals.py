@@ -1,0 +1,98 @@
+"""Where indices come from: passes over all examples in a random order, or independent draws from a rule."""
+
+from typing import Any
+
+import numpy as np
+
+from adambs import _check
+from adambs._types import Floats, Indices, State
+from adambs.permutation import Permutation
+from adambs.rules.base import Rule
+
+
+class Passes:
+    """Every example once in a random order, then all again in a new one: what ``shuffle=True`` does.
+
+    The order depends on the seed and the number of the pass alone, and is computed as it is needed, so a
+    state is two numbers and a new pass costs nothing.
+
+    A pass is unbiased as a whole. Which of its examples have come tells what is left, so whoever leaves it
+    half way because of what it has shown is biased: begin another way to draw only when none is under way.
+    """
+
+    def __init__(self, n: int, seed: int, number: int = 0, position: int = 0) -> None:
+        self._n, self._seed = n, seed
+        self._number, self._position = number, position
+        self._order = Permutation(n, seed, number)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a pass has begun and is not finished."""
+        return self._position > 0
+
+    @property
+    def left(self) -> int:
+        """How many examples the present pass still has, or the next one if none is under way."""
+        return self._n - self._position
+
+    def take(self, count: int) -> Indices:
+        """The next ``count`` examples. Where a pass ends the next begins. O(count)."""
+        parts = []
+        while count > 0:
+            stop = min(self._position + count, self._n)
+            parts.append(self._order.take(self._position, stop))
+            count -= stop - self._position
+            self._position = stop
+            if stop == self._n:
+                self._number, self._position = self._number + 1, 0
+                self._order = Permutation(self._n, self._seed, self._number)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"number": self._number, "position": self._position}
+
+    def with_state(self, state: State) -> "Passes":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        position = _check.count(state, "position", most=self._n - 1)
+        return Passes(self._n, self._seed, _check.count(state, "number"), position)
+
+
+class RandomStream:
+    """The sampler's own random numbers. No global stream is read or changed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+
+    def uniform(self, count: int) -> Floats:
+        """Independent numbers in [0, 1)."""
+        return self._generator.random(count)
+
+    def stratified(self, count: int) -> Floats:
+        """One number from each ``count``-th of [0, 1), in random order."""
+        u = self._generator.random(count)
+        u += self._generator.permutation(count)
+        u /= count
+        return u
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's own state: plain numbers."""
+        return dict(self._generator.bit_generator.state)
+
+    def with_state(self, state: State) -> "RandomStream":
+        """One that goes on where the state was taken; or an error."""
+        bits = np.random.PCG64()
+        try:
+            bits.state = state
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"state is not that of a random stream: {type(error).__name__}: {error}"
+            ) from error
+        stream = RandomStream(0)
+        stream._generator = np.random.Generator(bits)
+        return stream
+
+
+def independent(rule: Rule, random: RandomStream, count: int, *, stratified: bool) -> tuple[Indices, Floats]:
+    """``count`` examples from the rule's p, with replacement, and their ratios n p. O(count log n)."""
+    return rule.draw(random.stratified(count) if stratified else random.uniform(count))

@@ -1,0 +1,55 @@
+"""A sampler's state is a loop over its parts: how it is put together, read and refused."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+from adambs import _check
+from adambs._types import State
+
+# The form of a state. 0.1 had none.
+FORMAT = 2
+
+
+class Part(Protocol):
+    """What each part of a sampler can do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers, a copy."""
+        ...
+
+    def with_state(self, state: State) -> Self:
+        """One like this in that state, or ``ValueError``; this one stays as it is."""
+        ...
+
+
+def put_together(identity: dict[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
+    """A state: what it belongs to, and the state of each part under the part's name."""
+    return {"format": FORMAT, **identity, **{name: part.state_dict() for name, part in parts.items()}}
+
+
+def read(state: Any, identity: dict[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
+    """New parts in the states that ``state`` has for them, or an error. Changes nothing."""
+    if not isinstance(state, dict):
+        raise TypeError(f"state must be a dict from state_dict(), not {type(state).__name__}")
+    if "format" not in state and "rule_state" in state:
+        raise ValueError(
+            "state is of adambs 0.1, which this version does not read: finish the run with 0.1, or begin "
+            "with a fresh distribution by leaving the sampler's state out"
+        )
+    for name, ours in {"format": FORMAT, **identity}.items():
+        if name not in state:
+            raise ValueError(f"state has no {name!r}: it is not from BanditSampler.state_dict()")
+        if state[name] != ours:
+            raise ValueError(
+                f"state is of a sampler with {name} = {state[name]!r}, this one has {ours!r}: "
+                "build the sampler as it was when the state was saved"
+            )
+    new = {}
+    for name, part in parts.items():
+        if name not in state and not part.state_dict():
+            continue  # some checkpoints leave out what is empty
+        try:
+            new[name] = part.with_state(_check.mapping(state, name))
+        except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ValueError) as error:
+            raise ValueError(f"state[{name!r}] is damaged: {error}") from error
+    return new
