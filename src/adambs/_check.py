@@ -1,13 +1,31 @@
-"""Checks of arguments. Each error names the argument, the value and the way out."""
+"""Checks of arguments and of saved states. Each error names what is wrong, its value and the way out.
+
+A wrong argument raises ``TypeError`` or ``ValueError``; a wrong or missing entry of a saved state always
+raises ``ValueError``, so that a loader has one error to expect.
+"""
 
 import math
 import operator
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adambs._jit import kernel
+
+# The smallest float of full precision. Dividing by less may overflow.
+SMALLEST_NORMAL = sys.float_info.min
+
+_DTYPES = {
+    "float64": (torch.float64, "numbers (float64)"),
+    "int64": (torch.int64, "whole numbers (int64)"),
+    "int32": (torch.int32, "whole numbers (int32)"),
+    "uint8": (torch.uint8, "bytes (uint8)"),
+    "bool": (torch.bool, "flags (bool)"),
+}
 
 
 def whole(name: str, value: Any, *, least: int) -> int:
@@ -103,5 +121,143 @@ def vector(name: str, values: Any, length: int) -> NDArray[np.float64]:
 def _first_bad(array: NDArray[np.float64]) -> int:
     for k in range(array.shape[0]):
         if not (0.0 <= array[k] < np.inf):
+            return k
+    return -1
+
+
+# ------------------------------------------------------------------------------------------------
+# Entries of a saved state.
+# ------------------------------------------------------------------------------------------------
+
+
+def entry(state: Any, name: str, path: str = "state") -> Any:
+    """``state[name]``, whatever it is. ``path`` is what messages call the mapping."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path} must be a dict from state_dict(), not {type(state).__name__}")
+    if name not in state:
+        raise ValueError(f"{path} has no {name!r}: it was damaged or saved by something else")
+    return state[name]
+
+
+def mapping(state: Any, name: str, path: str = "state") -> Mapping[str, Any]:
+    """``state[name]``, a state within a state."""
+    value = entry(state, name, path)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{path}[{name!r}] must be a dict, not {type(value).__name__}")
+    return value
+
+
+def number(
+    state: Any,
+    name: str,
+    least: float = 0.0,
+    most: float = sys.float_info.max,
+    *,
+    normal: bool = False,
+    path: str = "state",
+) -> float:
+    """``state[name]`` as a float in [``least``, ``most``], finite unless a bound is infinite.
+
+    ``normal`` refuses subnormal numbers as well; zero is fine if the bounds allow it.
+    """
+    value = entry(state, name, path)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{path}[{name!r}] must be a number, not {_described(value)}")
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = math.inf
+    if not least <= converted <= most or (normal and 0 < abs(converted) < SMALLEST_NORMAL):
+        raise ValueError(
+            f"{path}[{name!r}] must be a number {_range(least, most, normal)}, not {converted!r}"
+        )
+    return converted
+
+
+def count(state: Any, name: str, least: int = 0, most: int = 2**63 - 1, *, path: str = "state") -> int:
+    """``state[name]`` as a whole number in ``least`` ... ``most``."""
+    value = entry(state, name, path)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(
+            f"{path}[{name!r}] must be a whole number from {least} to {most}, not {_described(value)}"
+        )
+    return value
+
+
+def flag(state: Any, name: str, *, path: str = "state") -> bool:
+    """``state[name]``, which is True or False."""
+    value = entry(state, name, path)
+    if not isinstance(value, bool):
+        raise ValueError(f"{path}[{name!r}] must be True or False, not {_described(value)}")
+    return value
+
+
+def array(
+    state: Any,
+    name: str,
+    shape: tuple[int, ...],
+    kind: str = "float64",
+    least: float | None = None,
+    most: float | None = None,
+    *,
+    normal: bool = False,
+    path: str = "state",
+) -> NDArray[Any]:
+    """``state[name]``, a tensor of this shape and ``kind`` of entries, as a contiguous array on the CPU.
+
+    It may share memory with the tensor: read it, or copy it. ``kind`` is "float64", "int64", "int32", "uint8"
+    or "bool". Floats must lie in [``least``, ``most``], which are 0 and the largest float if not given; whole
+    numbers only if bounds are given. ``normal`` refuses subnormal floats as well.
+    """
+    value = entry(state, name, path)
+    dtype, words = _DTYPES[kind]
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type == "meta":
+        raise ValueError(f"{path}[{name!r}] must be a tensor, not {_described(value)}")
+    if value.dtype != dtype or tuple(value.shape) != shape:
+        raise ValueError(
+            f"{path}[{name!r}] must be a tensor of shape {shape} of {words}, "
+            f"not of shape {tuple(value.shape)} and {value.dtype}"
+        )
+    found: NDArray[Any] = np.ascontiguousarray(value.detach().cpu().numpy())
+    if kind == "float64":
+        low = 0.0 if least is None else float(least)
+        high = sys.float_info.max if most is None else float(most)
+        smallest = SMALLEST_NORMAL if normal else 0.0
+        bad = _first_outside(found.reshape(-1), low, high, smallest)
+        if bad >= 0:
+            raise ValueError(
+                f"{path}[{name!r}] must hold numbers {_range(low, high, normal)}, not {found.flat[bad]}"
+            )
+    elif least is not None or most is not None:
+        low, high = (-math.inf if least is None else least), (math.inf if most is None else most)
+        if found.size and not (low <= found.min() and found.max() <= high):
+            raise ValueError(
+                f"{path}[{name!r}] must hold numbers {_range(low, high, False)}, "
+                f"not {found.min()} to {found.max()}"
+            )
+    return found
+
+
+def _range(least: float, most: float, normal: bool) -> str:
+    if most == sys.float_info.max:
+        words = "that is finite" if least == -most else f"of at least {least:g}, finite"
+    else:
+        words = f"from {least:g} to {most:g}"
+    return f"{words} and not subnormal" if normal else words
+
+
+def _described(value: Any) -> str:
+    """The type of ``value`` and, if it is short, the value itself."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}, {value.layout}, on {value.device}"
+    words = repr(value)
+    return f"{words} ({type(value).__name__})" if len(words) <= 60 else type(value).__name__
+
+
+@kernel
+def _first_outside(values: NDArray[np.float64], least: float, most: float, smallest: float) -> int:
+    """The first position of a value that is not in [least, most], or is between zero and ``smallest``."""
+    for k in range(values.shape[0]):
+        if not least <= values[k] <= most or 0.0 < abs(values[k]) < smallest:
             return k
     return -1
