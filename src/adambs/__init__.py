@@ -21,7 +21,7 @@ from adambs.looking import Looking
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler, Diagnostics
-from adambs.tree import SumTree
+from adambs.trees import SumTree
 
 __version__ = "0.1.0"
 

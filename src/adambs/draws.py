@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from adambs.rules.base import Floats, Indices
+from adambs._types import Floats, Indices
 
 
 class Draw:

@@ -8,7 +8,7 @@ from typing import Any
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs.rules.base import Floats
+from adambs._types import Floats
 
 # The cost of a look is the median of the first looks over that of the last steps. No look is made to
 # measure it before one could pay if scoring K examples took a tenth of a step.

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from adambs._types import Floats
 from adambs.draws import Draw
-from adambs.rules.base import Floats
 from adambs.sampler import BanditSampler
 
 Scores = Any  # a tensor, an array or a list of K numbers, or a function without arguments that returns one

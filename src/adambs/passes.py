@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from adambs import _check
-from adambs.rules.base import Indices
+from adambs._types import Indices
 
 
 class Passes:

@@ -15,10 +15,11 @@ import torch
 
 from adambs import _check
 from adambs._jit import kernel
+from adambs._types import Floats, Indices
 from adambs.draws import Draw, Epoch
 from adambs.looking import Looking
 from adambs.passes import Passes
-from adambs.rules.base import Floats, Indices, Rule
+from adambs.rules.base import Rule
 from adambs.rules.calibrated import Calibrated
 
 # Memory of the running estimate of the variance reduction: about the last hundred updates.
@@ -309,14 +310,14 @@ class BanditSampler:
 
     def diagnostics(self) -> Diagnostics:
         """What the distribution looks like and what it is worth. O(n)."""
-        sum_squares, sum_r_log_r = _spread(self.rule.ratios())
+        mean_square, mean_r_log_r = self.rule.spread()
         uniform, ours = self._moments[:2]
         draws, updates, scores, clipped, looks, reshuffled = self._counts.tolist()
         return Diagnostics(
             draws=draws,
             updates=updates,
-            effective_sample_size=self.n**2 / sum_squares,
-            entropy=math.log(self.n) - sum_r_log_r / self.n,
+            effective_sample_size=self.n / mean_square,
+            entropy=math.log(self.n) - mean_r_log_r,
             variance_reduction=float(uniform / ours) if ours > 0 else math.nan,
             scores=scores,
             clipped_scores=clipped,
@@ -391,8 +392,7 @@ class BanditSampler:
             moments = np.array(state["moments"], np.float64)
             if counts.shape != self._counts.shape or moments.shape != self._moments.shape:
                 raise ValueError("state['counts'] or state['moments'] has the wrong length")
-            rule = copy.copy(self.rule)
-            rule.load_state_dict(state["rule_state"])
+            rule = self.rule.with_state(state["rule_state"])
             looking = self.looking.with_state(state["looking_state"])
             passes = self._passes.with_state(state["passes"])
             correction = _check.unit_interval("state['correction']", state["correction"])
@@ -459,15 +459,3 @@ def _update_moments(moments: Floats, drawn: Floats, ratios: Floats, scores: Floa
         ours += s * s / (drawn[k] * ratios[k])
     moments[0] = _DECAY * moments[0] + (1.0 - _DECAY) * uniform / scores.shape[0]
     moments[1] = _DECAY * moments[1] + (1.0 - _DECAY) * ours / scores.shape[0]
-
-
-@kernel
-def _spread(ratios: Floats) -> tuple[float, float]:
-    """Sum of r^2 and of r log r."""
-    squares = 0.0
-    r_log_r = 0.0
-    for r in ratios:
-        squares += r * r
-        if r > 0.0:
-            r_log_r += r * np.log(r)
-    return squares, r_log_r
