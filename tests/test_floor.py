@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adambs import reference
-from adambs.floor import LastingFloor, PassingFloor
+from adambs.trees import LastingFloor, PassingFloor
 
 SIZES = [1, 2, 15, 16, 17, 256, 257, 5000]
 EDGES = np.array([0.0, 5e-324, 1e-300, 0.5, np.nextafter(1.0, 0.0), 1.0])
@@ -28,7 +28,7 @@ def assert_same_draws(draw, p, u):
 
 def assert_rebuilt_the_same(tree):
     """Every inner node is a function of the weights, to the bit."""
-    again = LastingFloor(tree.weights())
+    again = LastingFloor(tree.weights)
     for column in ("_least", "_next_least", "_count", "_rest"):
         assert np.array_equal(getattr(tree, column), getattr(again, column))
 
@@ -57,23 +57,23 @@ def test_lifting_is_a_maximum_for_good(n, seed, discrete):
             tree.write(indices, values)
             weights[indices] = values
         some = rng.integers(0, n, 5)
-        assert np.array_equal(tree.weights(some), weights[some])
+        assert np.array_equal(tree.weights_at(some), weights[some])
         assert tree.total == pytest.approx(math.fsum(weights), rel=1e-13)
         if rng.random() < 0.2:
-            assert np.array_equal(tree.weights(), weights)
+            assert np.array_equal(tree.weights, weights)
             assert_rebuilt_the_same(tree)
-    assert_same_draws(tree.draw, weights / weights.sum(), np.concatenate([rng.random(50), EDGES]))
+    assert_same_draws(tree.draw_with_ratios, weights / weights.sum(), np.concatenate([rng.random(50), EDGES]))
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_the_quantiles_cover_all_examples_in_their_order(n):
     tree = LastingFloor(np.random.default_rng(n).exponential(size=n))
     tree.lift(0.7)
-    p = tree.weights() / tree.total
+    p = tree.weights / tree.total
     middles = np.cumsum(p) - p / 2
-    assert np.array_equal(tree.draw(middles)[0], np.arange(n))
-    assert np.array_equal(tree.draw(np.array([0.0, 1.0]))[0], [0, n - 1])
-    assert_same_draws(tree.draw, p, np.random.default_rng(0).random(2000))
+    assert np.array_equal(tree.draw_with_ratios(middles)[0], np.arange(n))
+    assert np.array_equal(tree.draw_with_ratios(np.array([0.0, 1.0]))[0], [0, n - 1])
+    assert_same_draws(tree.draw_with_ratios, p, np.random.default_rng(0).random(2000))
 
 
 def test_frequencies_are_proportional_to_weight_above_and_at_the_floor():
@@ -82,11 +82,11 @@ def test_frequencies_are_proportional_to_weight_above_and_at_the_floor():
     tree.lift(0.5)
     tree.write(np.arange(0, 300, 10), rng.uniform(0.1, 0.2, 30))  # the floor falls ...
     tree.lift(0.15)  # ... and rises: some at 0.5, some at 0.15
-    drawn, ratios = tree.draw(rng.random(300_000))
+    drawn, ratios = tree.draw_with_ratios(rng.random(300_000))
     seen = np.bincount(drawn, minlength=300)
     assert stats.chisquare(seen, tree.ratios() * 1000).pvalue > 0.001
     for level in (0.5, 0.15):
-        members = seen[tree.weights() == level]
+        members = seen[tree.weights == level]
         assert len(members) > 10
         assert stats.chisquare(members).pvalue > 0.001
     assert np.array_equal(ratios, tree.ratios()[drawn])
@@ -105,9 +105,9 @@ def test_the_projection_is_the_dense_one(weights, c):
     expected = reference.project(weights / weights.sum(), c / n)
     np.testing.assert_allclose(tree.ratios() / n, expected, rtol=1e-9)
     assert tree.ratios().min() >= c
-    before = tree.weights()
+    before = tree.weights
     tree.project(c / n)
-    assert np.array_equal(tree.weights(), before)
+    assert np.array_equal(tree.weights, before)
 
 
 def test_a_total_far_from_one_is_rescaled_without_changing_a_probability():
@@ -131,7 +131,7 @@ def test_the_work_of_all_lifts_is_bounded_by_what_was_written():
         tree.write(rng.integers(0, n, K), rng.exponential(size=K))
         tree.lift(0.7 + 0.5 * math.sin(step / 5))
     inner_levels = 4  # 20,000 -> 1,250 -> 79 -> 5 -> 1
-    assert (tree.weights() < 1.21).mean() > 0.5
+    assert (tree.weights < 1.21).mean() > 0.5
     assert 0 < tree.opened_nodes <= (n + K * steps) * inner_levels
     assert tree.opened_nodes < 0.15 * steps * n / 16  # of the nodes above the leaves at every step
 
@@ -164,23 +164,23 @@ def test_a_passing_floor_lets_weights_return(n, c, seed, discrete):
         expected = reference.project(weights / weights.sum(), c / n) if weights.any() else np.full(n, 1 / n)
         np.testing.assert_allclose(tree.ratios() / n, expected, rtol=1e-9)
         assert tree.ratios().min() >= c
-    assert_same_draws(tree.draw, tree.ratios() / n, np.concatenate([rng.random(50), EDGES]))
+    assert_same_draws(tree.draw_with_ratios, tree.ratios() / n, np.concatenate([rng.random(50), EDGES]))
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_the_quantiles_cover_the_free_and_the_low(n):
     tree = PassingFloor(np.random.default_rng(n).gamma(0.3, 1.0, n), 0.5 / n)
     p = tree.ratios() / n
-    assert np.array_equal(tree.draw(np.cumsum(p) - p / 2)[0], np.arange(n))
-    assert np.array_equal(tree.draw(np.array([0.0, 1.0]))[0], [0, n - 1])
-    assert_same_draws(tree.draw, p, np.random.default_rng(0).random(2000))
+    assert np.array_equal(tree.draw_with_ratios(np.cumsum(p) - p / 2)[0], np.arange(n))
+    assert np.array_equal(tree.draw_with_ratios(np.array([0.0, 1.0]))[0], [0, n - 1])
+    assert_same_draws(tree.draw_with_ratios, p, np.random.default_rng(0).random(2000))
 
 
 def test_frequencies_of_the_free_and_the_low():
     rng = np.random.default_rng(1)
     tree = PassingFloor(rng.gamma(0.3, 1.0, 300), 0.4 / 300)
     assert 50 < tree.low.sum() < 250
-    seen = np.bincount(tree.draw(rng.random(300_000))[0], minlength=300)
+    seen = np.bincount(tree.draw_with_ratios(rng.random(300_000))[0], minlength=300)
     assert stats.chisquare(seen, tree.ratios() * 1000).pvalue > 0.001
     assert stats.chisquare(seen[tree.low]).pvalue > 0.001
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adambs
-from adambs import reference
+from adambs import _check, reference
 from adambs.rules.exp3 import _algorithm_2, project
-from adambs.tree import SumTree
+from adambs.trees import SumTree
+from adambs.trees._floors import raised
 
 
 def sampler_and_oracle(n, K, rule, **options):
@@ -72,7 +73,8 @@ def test_the_papers_offset_is_the_kernel_and_the_tree_and_nothing_else():
         assert np.array_equal(ratios, tree.weights[indices] * n / tree.total)
         scores = rng.gamma(0.5, 1.0, K)
         sampler.update(draw, scores)
-        changed, _ = _algorithm_2(tree.leaves, tree.total, indices, ratios, scores, 0.7, math.sqrt(2), 0.5)
+        constants = 0.7, math.sqrt(2), 0.5, raised(0.5 / n, n)
+        changed, *_ = _algorithm_2(tree.leaves, tree.total, indices, ratios, scores, *constants)
         tree.refresh(changed)
         assert np.array_equal(sampler.rule.tree.weights, tree.weights)
     assert same(sampler.rule.state_dict(), {"weights": torch.from_numpy(tree.weights.copy())})
@@ -240,7 +242,7 @@ def test_one_rule_object_configures_many_samplers():
     np.testing.assert_allclose(large.probabilities(), 1 / 1000)
 
 
-class LastSeen(adambs.Rule):
+class LastSeen(adambs.rules.TreeRule):
     """A rule of a user's own: it raises weights, and has a state of its own for each example."""
 
     def start(self, n, batch_size, initial_weights):
@@ -258,9 +260,10 @@ class LastSeen(adambs.Rule):
     def state_dict(self):
         return {**super().state_dict(), "seen": torch.from_numpy(self.seen.copy())}
 
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.seen = state["seen"].numpy()
+    def with_state(self, state):
+        new = super().with_state(state)
+        new.seen = _check.array(state, "seen", (self.n,), "int64").copy()
+        return new
 
 
 def test_a_rule_of_ones_own_raises_weights_and_resumes():

@@ -151,11 +151,11 @@ def test_a_total_that_grows_without_end_is_rescaled():
     sampler = adambs.BanditSampler(50, 5, rule=Exp3(p_min=0.1, step=1e4, offset="none"))
     dense, rescaled = DenseExp3(sampler.rule), 0
     for _ in range(300):
-        p, before = sampler.probabilities().numpy(), sampler.rule.floor.total
+        p, before = sampler.probabilities().numpy(), sampler.rule.tree.total
         draw = sampler.draw()
         scores = np.full(5, 1.0)
         sampler.update(draw, scores)
-        rescaled += sampler.rule.floor.total < before
+        rescaled += sampler.rule.tree.total < before
         expected = dense.step(p, draw.indices.numpy(), scores)
         np.testing.assert_allclose(sampler.probabilities(), expected, rtol=1e-9)
     assert rescaled > 0
@@ -184,7 +184,7 @@ def test_an_offset_changes_the_noise_of_an_update_and_not_its_mean():
             state |= {"baseline": float(np.mean(r * (0.4 * norms / r) ** 2)), "memory": 1.0}
         changes = np.empty((trials, n))
         for change in changes:
-            rule.load_state_dict(state)
+            rule = rule.with_state(state)
             indices, ratios = rule.draw(rng.random(K))
             rule.update(indices, ratios, norms[indices])
             change[:] = np.log(rule.ratios() / r)
@@ -205,7 +205,7 @@ def test_lifting_thousands_costs_what_was_drawn_and_not_what_is_there():
             draw = sampler.draw()
             sampler.update(draw, norms[draw.indices])
         assert (sampler.rule.ratios() < 0.5001).mean() > 0.5
-        assert sampler.rule.floor.opened_nodes <= n + K * steps
+        assert sampler.rule.tree.opened_nodes <= n + K * steps
 
 
 # -------------------------------------------------------------------------------------- Release
@@ -320,8 +320,8 @@ def test_thousands_of_steps_of_avare():
         last[draw.indices.numpy()] = scores  # of duplicates, numpy keeps the last
     expected = reference.project(last / last.sum(), 0.2 / n)
     np.testing.assert_allclose(sampler.probabilities(), expected, rtol=1e-9)
-    assert sampler.rule.floor.low.mean() > 0.2
-    assert sampler.rule.floor.crossings < 3 * 5000 * K
+    assert sampler.rule.tree.low.mean() > 0.2
+    assert sampler.rule.tree.crossings < 3 * 5000 * K
     assert sampler.diagnostics().variance_reduction > 1.3
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adambs.lab.plain_tree import PlainTree
-from adambs.tree import SumTree, _choose
+from adambs.trees.sum_tree import SumTree, _choose
 
 SIZES = [1, 2, 15, 16, 17, 255, 256, 257, 4096, 4097, 100_000]
 EDGES = np.array([0.0, 5e-324, 1e-300, 0.5, np.nextafter(1.0, 0.0), 1.0])

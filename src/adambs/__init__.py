@@ -22,7 +22,7 @@ from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
-from adambs.tree import SumTree
+from adambs.trees import SumTree
 
 __version__ = "0.1.0"
 

@@ -52,8 +52,8 @@ class Mistakes:
                 self._warn(
                     "equal",
                     f"in each of the first {_EQUAL_BATCHES} batches all {len(scores)} scores are the same, "
-                    "and they change from batch to batch: they look like a loss after a mean reduction. Give one "
-                    "score for each example, e.g. adambs.scores.cross_entropy(logits, y)",
+                    "and they change from batch to batch: they look like a loss after a mean reduction. Give "
+                    "one score for each example, e.g. adambs.scores.cross_entropy(logits, y)",
                     depth=6,
                 )
 

@@ -1,17 +1,21 @@
 """The last score of each example, and the distribution that would have been best for it."""
 
+import copy
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from adambs import _check
-from adambs.floor import PassingFloor
-from adambs.rules.base import Floats, Indices, Rule
+from adambs._types import Floats, Indices
+from adambs.rules.tree_rule import TreeRule
+from adambs.trees import PassingFloor
+from adambs.trees.passing_floor import SMALLEST_WEIGHT
 
 
-class Avare(Rule):
+class Avare(TreeRule):
     """The best p above a floor for the scores as they were last seen.
 
     *Adaptive Importance Sampling for Finite-Sum Optimization and Sampling with Decreasing Step-Sizes*,
@@ -29,7 +33,7 @@ class Avare(Rule):
     are zero, p is uniform.
 
     O(K log n) a step, and log n for each example that meets or leaves the floor: see
-    :class:`adambs.floor.PassingFloor`.
+    :class:`adambs.trees.PassingFloor`.
 
     Args:
         p_min: smallest probability, as a fraction of 1/n.
@@ -37,7 +41,7 @@ class Avare(Rule):
     ``initial_weights`` are taken for first scores, so they should be on the scores' scale.
     """
 
-    floor: PassingFloor
+    tree: PassingFloor
 
     def __init__(self, *, p_min: float = 0.1) -> None:
         self.p_min = _check.fraction(
@@ -46,22 +50,17 @@ class Avare(Rule):
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """Begin with all examples unseen, or with ``initial_weights`` as their scores. O(n)."""
-        self.n, self.batch_size = n, batch_size
+        super().start(n, batch_size, initial_weights)
         self._scaled = initial_weights is not None
-        self._hold(np.ones(n) if initial_weights is None else initial_weights)
+
+    def plant(self, weights: Floats) -> PassingFloor:
+        """p_j = max(p_min, c a_j)."""
+        return PassingFloor(weights, self.p_min / self.n)
 
     @property
     def last_scores(self) -> Floats:
         """a_j of all examples, a copy; of an unseen one, what it counts as."""
-        return self.floor.weights.copy()
-
-    def draw(self, u: Floats) -> tuple[Indices, Floats]:
-        """The examples at the quantiles ``u`` in [0, 1], and their ratios. O(K log n)."""
-        return self.floor.draw(u)
-
-    def ratios(self, indices: Indices | None = None) -> Floats:
-        """r_j = n p_j of some examples, or of all. A new array."""
-        return self.floor.ratios(indices)
+        return self.tree.weights.copy()
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Remember the scores, whatever the odds of the draw; of duplicates, the last."""
@@ -72,9 +71,9 @@ class Avare(Rule):
         if not self._scaled and scores.any():
             # So far all scores are zero (seen) or one (unseen): this gives the unseen theirs. O(n), once.
             self._scaled = True
-            self._hold(self.floor.weights * min(float(scores.max()), self.floor.largest))
-        self.floor.write(indices, scores)
-        return int(np.count_nonzero(scores > self.floor.largest))
+            self.tree = self.plant(self.tree.weights * min(float(scores.max()), self.tree.largest))
+        self.tree.write(indices, scores)
+        return int(np.count_nonzero(scores > self.tree.largest))
 
     def settings(self) -> dict[str, Any]:
         """p_min."""
@@ -83,24 +82,31 @@ class Avare(Rule):
     def state_dict(self) -> dict[str, Any]:
         """The last scores, which of them are below the floor, and the floor."""
         return {
-            "scores": torch.from_numpy(self.floor.weights.copy()),
-            "low": torch.from_numpy(self.floor.low.copy()),
-            "floor": self.floor.floor,
+            "scores": torch.from_numpy(self.tree.weights.copy()),
+            "low": torch.from_numpy(self.tree.low.copy()),
+            "floor": self.tree.floor,
             "scaled": self._scaled,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state from :meth:`state_dict`, or raise ``ValueError`` and change nothing."""
-        scores = _check.vector("state['scores']", state["scores"], self.n)
-        low, floor, scaled = state["low"].numpy(), float(state["floor"]), state["scaled"]
-        if low.shape != (self.n,) or low.dtype != np.bool_ or not isinstance(scaled, bool):
-            raise ValueError(f"state['low'] must be {self.n} flags and state['scaled'] one")
-        expected = PassingFloor(scores, self.p_min / self.n).floor
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule in this state, or ``ValueError``."""
+        scores = _check.array(state, "scores", (self.n,), most=self.tree.largest)
+        if ((scores > 0) & (scores < SMALLEST_WEIGHT)).any():
+            raise ValueError(f"state['scores'] must be zero or at least {SMALLEST_WEIGHT:g}")
+        low = _check.array(state, "low", (self.n,), "bool")
+        floor = _check.number(state, "floor", normal=True)
         beyond = np.where(low, scores > floor * (1 + 1e-9), scores < floor * (1 - 1e-9))
-        if not math.isclose(floor, expected, rel_tol=1e-9) or beyond.any():
-            raise ValueError(f"state['floor'] is {floor} and does not fit the scores: {expected} does")
-        self.floor = PassingFloor(scores, self.p_min / self.n, low=low, floor=floor)
-        self._scaled = scaled
-
-    def _hold(self, scores: Floats) -> None:
-        self.floor = PassingFloor(scores, self.p_min / self.n)
+        if beyond.any():
+            raise ValueError(f"state['low'] does not fit state['floor'], {floor}, at {int(beyond.argmax())}")
+        p_min, total = self.p_min / self.n, float(scores[~low].sum()) + int(low.sum()) * floor
+        if not math.isclose(floor, p_min * total, rel_tol=1e-9):
+            raise ValueError(
+                f"state['floor'] is {floor}, which is not p_min of what state['scores'] add up to"
+            )
+        scaled = _check.flag(state, "scaled")
+        if not scaled and ((scores != 0) & (scores != 1)).any():
+            raise ValueError("state['scaled'] is False, but some of state['scores'] are neither 0 nor 1")
+        new = copy.copy(self)
+        new.tree = PassingFloor(scores, p_min, low=low, floor=floor)
+        new._scaled = scaled
+        return new

@@ -1,52 +1,42 @@
 """What every rule owes the sampler."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from adambs.tree import SumTree
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from adambs import _check
+from adambs._jit import kernel
+from adambs._types import Floats, Indices
 
 
 class Rule(ABC):
-    """How feedback changes the weights of the examples.
+    """How p comes from feedback, and how it is drawn from.
 
     A rule speaks in *ratios*, r_j = n p_j: how many times likelier than under uniform sampling an
     example is. The uniform distribution is r = 1 exactly, the unbiased weight of a drawn example is 1/r,
     and a floor p_min = c/n is simply r >= c.
 
-    A sampler copies the rule it is given and starts the copy, so one rule object can configure many
-    samplers. The base class keeps one weight per example in a :class:`SumTree` and draws from it; a rule
-    adds :meth:`update` and :meth:`settings`. A rule with more state per example allocates it in
-    :meth:`start` and carries it through :meth:`state_dict` and :meth:`load_state_dict`; a rule with
-    another way to draw overrides :meth:`draw` and :meth:`ratios` together.
+    A sampler copies the rule it is given (``copy.copy``) and starts the copy, so one rule object can configure
+    many samplers: everything that changes is made in :meth:`start`. :class:`adambs.rules.TreeRule` does most of
+    this for a rule with one weight for each example.
     """
 
     n: int
     batch_size: int
-    tree: SumTree
 
+    @abstractmethod
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
-        """Begin with all examples equal, or as ``initial_weights`` has them. O(n)."""
-        self.n, self.batch_size = n, batch_size
-        self.tree = SumTree(np.ones(n) if initial_weights is None else initial_weights)
+        """Begin with all n examples equal, or as ``initial_weights`` has them, which are not all zero."""
 
+    @abstractmethod
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
-        """The examples at the quantiles ``u`` in [0, 1], and their ratios. O(K log n)."""
-        indices, weights = self.tree.draw_with_weights(u)
-        weights *= self.n
-        weights /= self.tree.total
-        return indices, weights
+        """The examples at the quantiles ``u`` in [0, 1], and their ratios: those of :meth:`ratios`."""
 
+    @abstractmethod
     def ratios(self, indices: Indices | None = None) -> Floats:
         """r_j = n p_j of some examples, or of all. A new array."""
-        weights = self.tree.weights if indices is None else self.tree.weights[indices]
-        return weights * self.n / self.tree.total
 
     @abstractmethod
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
@@ -67,6 +57,13 @@ class Rule(ABC):
             "use a rule that remembers scores, such as Tracking()"
         )
 
+    def spread(self) -> tuple[float, float]:
+        """The means over all examples of r^2 and of r log r, with 0 log 0 = 0. O(n) if not overridden.
+
+        n / (mean of r^2) is the effective sample size 1 / sum p^2, and log n - (mean of r log r) the entropy.
+        """
+        return _spread(self.ratios())
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What the rule was configured with: printed, saved, and compared when a state is loaded.
@@ -74,19 +71,16 @@ class Rule(ABC):
         Plain numbers and strings.
         """
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The rule's state as tensors, a copy."""
-        return {"weights": torch.from_numpy(self.tree.weights.copy())}
+        """All that changes, as tensors and plain numbers. A copy."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state from :meth:`state_dict`, or raise.
+    @abstractmethod
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule like this one, in a state from :meth:`state_dict`, or ``ValueError``.
 
-        The sampler calls this on a copy: replace what the rule holds, do not write into it.
+        This rule stays as it is, and the two share nothing that changes. It has been started.
         """
-        weights = state["weights"].numpy()
-        if weights.shape != (self.n,):
-            raise ValueError(f"state['weights'] has shape {weights.shape}, not ({self.n},)")
-        self.tree = SumTree(weights)
 
     def __repr__(self) -> str:
         settings = ", ".join(
@@ -94,3 +88,21 @@ class Rule(ABC):
             for name, value in self.settings().items()
         )
         return f"{type(self).__name__}({settings})"
+
+
+def first_unit(scores: Floats) -> float:
+    """The largest score, to measure later ones by; 0 if it is zero or subnormal, which tells nothing."""
+    largest = float(scores.max(initial=0.0))
+    return largest if largest >= _check.SMALLEST_NORMAL else 0.0
+
+
+@kernel
+def _spread(ratios: Floats) -> tuple[float, float]:
+    """The means of r^2 and of r log r."""
+    squares = 0.0
+    r_log_r = 0.0
+    for r in ratios:
+        squares += r * r
+        if r > 0.0:
+            r_log_r += r * np.log(r)
+    return squares / len(ratios), r_log_r / len(ratios)

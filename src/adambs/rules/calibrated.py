@@ -1,6 +1,8 @@
 """Calibrated: a bandit with few arms. Examples whose last scores were alike share what is learned."""
 
-from typing import Any
+import copy
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -8,20 +10,24 @@ from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs.rules.base import Floats, Indices, Rule
+from adambs._types import Floats, Indices
+from adambs.rules.base import Rule, first_unit
 
 # Groups by last score: three to an octave, from 2^-20 to 2^10 of the first batch's largest score; what is
-# below or above goes into the first or the last. The group after them holds the examples not yet seen.
+# below or above goes into the first or the last. Groups from _SCORED on hold examples not yet seen; there is
+# one of them, and nothing below depends on that.
 _PER_OCTAVE = 3
 _LOWEST = -20 * _PER_OCTAVE
 _SCORED = 30 * _PER_OCTAVE
-_UNSEEN = _SCORED
-_GROUPS = _SCORED + 1
+_UNSEEN_GROUPS = 1
 
-# The middle of each group, in units of the first batch's largest score, and how much it counts. The unseen
-# have none: theirs gives way to the first draw.
-_CENTRES = np.append(2.0 ** ((np.arange(_SCORED) + _LOWEST + 0.5) / _PER_OCTAVE), 1.0)
-_PRIOR = np.append(np.ones(_SCORED), 1e-290)
+# Scores are at most so many units, so that their squares are finite.
+_LARGEST = 1e50
+
+# Examples are numbered by the smallest integers that can: half the memory, for up to two thousand million.
+_MOST_INT32 = 2**31 - 1
+
+Numbers = NDArray[np.int32] | NDArray[np.int64]
 
 
 class Calibrated(Rule):
@@ -41,13 +47,22 @@ class Calibrated(Rule):
     here ninety arms learn from all draws.
 
     The rule is ours; the optimum is eq. (4) of the paper with an expectation for the unknown norm.
-    O(K) a step plus O(number of groups), whatever n is.
+    O(K) a step plus O(number of groups), whatever n is; 8 bytes an example, none of them before it is seen.
 
     Args:
         uniform: share of the uniform distribution in p, against surprises within a group.
         memory: over how many draws of a group its mean of squared scores runs.
         prior: how many draws the middle of a group counts for, before there are real ones.
     """
+
+    unit: float
+    """The largest score of the first batch that had a positive one, in which scores are measured; or 0."""
+    means: Floats
+    """For each group, the running mean of squared scores, in squared units."""
+    draws: Floats
+    """For each group, how many draws are in its mean, at most ``memory``."""
+    bounds: Indices
+    """Group g holds the examples at bounds[g] ... bounds[g + 1] of :attr:`order`."""
 
     def __init__(self, *, uniform: float = 0.05, memory: float = 300.0, prior: float = 5.0) -> None:
         self.uniform = _check.fraction(
@@ -57,36 +72,41 @@ class Calibrated(Rule):
         self.prior = _check.positive("prior", prior)
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
-        """Nothing seen: one group. Initial weights are taken for scores that have been seen."""
+        """Nothing seen: one group, O(1). Initial weights are taken for scores that have been seen, O(n)."""
         self.n, self.batch_size = n, batch_size
+        groups = _SCORED + _UNSEEN_GROUPS
         self.unit = 0.0
-        self.means = np.zeros(_GROUPS)  # of squared scores, in squared units
-        self.draws = np.zeros(_GROUPS)  # how many are in the mean, at most ``memory``
-        # ``order`` holds the examples group after group, group g at bounds[g] ... bounds[g + 1];
-        # ``place`` is where each of them stands.
-        self.order = np.arange(n)
-        self.place = np.arange(n)
-        self.bounds = np.zeros(_GROUPS + 1, np.int64)
-        self.bounds[-1] = n
+        self.means = np.append(np.zeros(_SCORED), np.ones(_UNSEEN_GROUPS))
+        self.draws = np.zeros(groups)
+        self.bounds = np.zeros(groups + 1, np.int64)
+        self.bounds[_SCORED + 1 :] = n
+        # Which example is where, and where each example is, both kept as the XOR with the position: all zero
+        # means that nothing has moved, and zeros take no time and no memory before they are written.
+        self._order, self._place = _zeros(n), _zeros(n)
         if initial_weights is not None:
             self.unit = float(initial_weights.max())
-            _regroup(self.order, self.place, self.bounds, np.arange(n), initial_weights / self.unit)
+            _group_all(self._order, self._place, self.bounds, initial_weights, self.unit)
         self._settle()
 
     def _settle(self) -> None:
-        """The ratio of each group from its mean, and the sums of their masses. O(groups)."""
+        """The ratio of each group from its mean, and the running sums of their masses. O(groups)."""
         self.group_ratios, self.group_sums = _settled(
             self.bounds, self.means, self.draws, self.prior, self.uniform
         )
 
-    def groups(self, indices: Indices | None = None) -> NDArray[np.int64]:
+    @property
+    def order(self) -> Numbers:
+        """All examples, group after group. A new array, O(n)."""
+        return _unfolded(self._order)
+
+    def groups(self, indices: Indices | None = None) -> Indices:
         """The group of some examples, or of all."""
-        places = self.place if indices is None else self.place[indices]
+        places = _unfolded(self._place) if indices is None else self._place[indices] ^ indices
         return np.searchsorted(self.bounds, places, side="right") - 1
 
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
         """The quantile falls into a group by its mass and onto a member by what is left. O(K log groups)."""
-        return _draw(self.order, self.bounds, self.group_sums, self.group_ratios, u)
+        return _draw(self._order, self.bounds, self.group_sums, self.group_ratios, u)
 
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""
@@ -99,53 +119,91 @@ class Calibrated(Rule):
     def observe(self, indices: Indices, scores: Floats) -> int:
         """The same for scores of any examples. O(K + groups)."""
         if not self.unit:
-            self.unit = float(scores.max(initial=0.0))
-        known = np.minimum(scores / self.unit, 1e50) if self.unit else scores  # squares stay finite
-        _calibrate(self.place, self.bounds, self.means, self.draws, indices, known, self.memory)
-        _regroup(self.order, self.place, self.bounds, indices, known)
+            self.unit = first_unit(scores)
+        _calibrate(self._place, self.bounds, self.means, self.draws, indices, scores, self.unit, self.memory)
+        _regroup(self._order, self._place, self.bounds, indices, scores, self.unit)
         self._settle()
         return 0
+
+    def spread(self) -> tuple[float, float]:
+        """The means of r^2 and of r log r, from the sizes of the groups and their ratios. O(groups)."""
+        shares, r = np.diff(self.bounds) / self.n, self.group_ratios
+        return float(shares @ r**2), float(shares @ (r * np.log(r)))
 
     def settings(self) -> dict[str, Any]:
         """The three arguments."""
         return {"uniform": self.uniform, "memory": self.memory, "prior": self.prior}
 
     def state_dict(self) -> dict[str, Any]:
-        """Who is in which group, in their order, and what the groups are worth."""
+        """Which examples are in which group, in their order (4 bytes each), and what the groups are worth."""
         return {
-            "order": torch.from_numpy(self.order.copy()),
+            "order": torch.from_numpy(self.order),
             "bounds": torch.from_numpy(self.bounds.copy()),
             "means": torch.from_numpy(self.means.copy()),
             "draws": torch.from_numpy(self.draws.copy()),
             "unit": self.unit,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state, or raise."""
-        order, bounds = (state[name].numpy().astype(np.int64) for name in ("order", "bounds"))
-        means, draws = (state[name].numpy().astype(np.float64) for name in ("means", "draws"))
-        unit = float(state["unit"])
-        if not np.array_equal(np.sort(order), np.arange(self.n)):
-            raise ValueError(f"state['order'] must hold every example of {self.n} once")
-        if bounds.shape != (_GROUPS + 1,) or bounds[0] or bounds[-1] != self.n or (np.diff(bounds) < 0).any():
-            raise ValueError(f"state['bounds'] must rise from 0 to {self.n} in {_GROUPS} steps")
-        for name, array in (("means", means), ("draws", draws)):
-            if array.shape != (_GROUPS,) or not ((array >= 0) & (array < np.inf)).all():
-                raise ValueError(f"state[{name!r}] must be {_GROUPS} numbers, finite and not negative")
-        if not 0 <= unit < np.inf:
-            raise ValueError(f"state['unit'] must be finite and not negative, not {unit}")
-        self.order, self.bounds, self.means, self.draws = (a.copy() for a in (order, bounds, means, draws))
-        self.place = np.empty(self.n, np.int64)
-        self.place[self.order] = np.arange(self.n)
-        self.unit = unit
-        self._settle()
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule in this state, or ``ValueError``. Beside the state it takes 8 bytes an example."""
+        new, groups = copy.copy(self), len(self.means)
+        new.bounds = _check.array(state, "bounds", (groups + 1,), "int64").copy()
+        if new.bounds[0] or new.bounds[-1] != self.n or (np.diff(new.bounds) < 0).any():
+            raise ValueError(f"state['bounds'] must rise from 0 to {self.n} in {groups} steps")
+        new.means = _check.array(state, "means", (groups,), most=_LARGEST**2).copy()
+        new.draws = _check.array(state, "draws", (groups,), most=self.memory, normal=True).copy()
+        new.unit = _check.number(state, "unit", normal=True)
+        order = _check.array(state, "order", (self.n,), self._order.dtype.name)
+        new._order, new._place = _zeros(self.n), _zeros(self.n)
+        bad = _take_order(order, new._order, new._place)
+        if bad >= 0:
+            raise ValueError(
+                f"state['order'] must hold each of {self.n} examples once, but it has {order[bad]} at {bad}"
+            )
+        new._settle()
+        return new
+
+
+def _zeros(n: int) -> Numbers:
+    return np.zeros(n, np.int32) if n <= _MOST_INT32 else np.zeros(n, np.int64)
+
+
+# ------------------------------------------------------------------------------------------------
+# Kernels. ``order`` and ``place`` are XORed with the position: example order[i] ^ i is at position i, and
+# example j at position place[j] ^ j.
+# ------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _unfolded(numbers: Numbers) -> Numbers:
+    """numbers[i] ^ i, in a new array of the same kind."""
+    plain = np.empty_like(numbers)
+    for i in range(len(numbers)):
+        plain[i] = numbers[i] ^ i
+    return plain
+
+
+@kernel
+def _take_order(given: Numbers, order: Numbers, place: Numbers) -> int:
+    """Take over a permutation; or return the first position that has no example, or one that came before."""
+    place[:] = -1  # no XOR of two positions is negative
+    for i in range(len(given)):
+        j = given[i]
+        if not 0 <= j < len(given) or place[j] != -1:
+            return i
+        order[i] = place[j] = i ^ j
+    return -1
 
 
 @kernel
 def _draw(
-    order: Indices, bounds: Indices, sums: Floats, group_ratios: Floats, u: Floats
+    order: Numbers, bounds: Indices, sums: Floats, group_ratios: Floats, u: Floats
 ) -> tuple[Indices, Floats]:
-    """Group g covers sums[g - 1] ... sums[g] of [0, sums[-1]], each member an equal part of it."""
+    """Group g covers sums[g - 1] ... sums[g] of [0, sums[-1]], each member an equal part of it.
+
+    sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it for
+    a hundred million. Beyond the last member, by rounding, the last member is meant.
+    """
     indices, ratios = np.empty(len(u), np.int64), np.empty(len(u))
     last = len(sums) - 1
     while bounds[last] == bounds[last + 1]:  # u = 1, or rounding, means the last member of all
@@ -155,19 +213,21 @@ def _draw(
         g = min(np.searchsorted(sums, wanted, side="right"), last)
         before = sums[g - 1] if g > 0 else 0.0
         size = bounds[g + 1] - bounds[g]
-        member = int((wanted - before) / group_ratios[g])
-        indices[k] = order[bounds[g] + min(max(member, 0), size - 1)]
+        # The minimum is taken of floats: if a ratio is tiny, the quotient may be beyond any integer.
+        member = int(min((wanted - before) / group_ratios[g], size - 1.0))
+        position = bounds[g] + member
+        indices[k] = order[position] ^ position
         ratios[k] = group_ratios[g]
     return indices, ratios
 
 
 @kernel
-def _group(bounds: Indices, place: int) -> int:
-    """The last group that begins at or before ``place``: binary search."""
+def _group(bounds: Indices, position: int) -> int:
+    """The last group that begins at or before ``position``: binary search."""
     low, high = 0, len(bounds) - 1
     while high - low > 1:
         middle = (low + high) >> 1
-        if bounds[middle] <= place:
+        if bounds[middle] <= position:
             low = middle
         else:
             high = middle
@@ -175,61 +235,102 @@ def _group(bounds: Indices, place: int) -> int:
 
 
 @kernel
+def _in_units(score: float, unit: float) -> float:
+    """The score as a multiple of the unit; zero while there is none."""
+    return min(score / unit, _LARGEST) if unit > 0.0 else 0.0
+
+
+@kernel
+def _group_of(known: float) -> int:
+    """The group of a score in units."""
+    if known <= 0.0:
+        return 0
+    octave_thirds = np.floor(_PER_OCTAVE * np.log2(known))
+    return int(min(max(octave_thirds - _LOWEST, 0.0), _SCORED - 1.0))
+
+
+@kernel
 def _calibrate(
-    place: Indices,
+    place: Numbers,
     bounds: Indices,
     means: Floats,
     draws: Floats,
     indices: Indices,
     scores: Floats,
+    unit: float,
     memory: float,
 ) -> None:
     """Blend each squared score into the mean of the group that its example is in."""
     for k in range(len(indices)):
-        g = _group(bounds, place[indices[k]])
+        g = _group(bounds, place[indices[k]] ^ indices[k])
+        known = _in_units(scores[k], unit)
         draws[g] = min(draws[g] + 1.0, memory)
-        means[g] += (scores[k] * scores[k] - means[g]) / max(draws[g], 1.0)
+        means[g] += (known * known - means[g]) / max(draws[g], 1.0)
 
 
 @kernel
 def _settled(
     bounds: Indices, means: Floats, draws: Floats, prior: float, uniform: float
 ) -> tuple[Floats, Floats]:
-    """r of each group, and the running sum of (members) x r: n in the end."""
-    ratios, sums = np.empty(_GROUPS), np.empty(_GROUPS)
+    """r of each group, and the running sum of (members) x r: n in the end.
+
+    A scored group's mean is blended with its middle, which counts for ``prior`` draws. The unseen have no
+    middle: their mean, 1 at the start, gives way to the first draw.
+    """
+    groups = len(means)
+    ratios, sums = np.empty(groups), np.empty(groups)
     total = 0.0
-    for g in range(_GROUPS):
-        weight = prior * _PRIOR[g]
-        ratios[g] = np.sqrt((draws[g] * means[g] + weight * _CENTRES[g] ** 2) / (draws[g] + weight))
+    for g in range(groups):
+        value = means[g]
+        if g < _SCORED:
+            middle = 2.0 ** ((g + _LOWEST + 0.5) / _PER_OCTAVE)
+            value += (middle * middle - value) * (prior / (draws[g] + prior))
+        ratios[g] = np.sqrt(value)
         total += ratios[g] * (bounds[g + 1] - bounds[g])
-    scale = (1.0 - uniform) * bounds[_GROUPS] / total
+    scale = (1.0 - uniform) * bounds[groups] / total if total > 0.0 else 0.0
     running = 0.0
-    for g in range(_GROUPS):
-        ratios[g] = scale * ratios[g] + uniform
+    for g in range(groups):
+        ratios[g] = scale * ratios[g] + uniform if total > 0.0 else 1.0
         running += ratios[g] * (bounds[g + 1] - bounds[g])
         sums[g] = running
     return ratios, sums
 
 
 @kernel
-def _regroup(order: Indices, place: Indices, bounds: Indices, indices: Indices, scores: Floats) -> None:
+def _regroup(
+    order: Numbers, place: Numbers, bounds: Indices, indices: Indices, scores: Floats, unit: float
+) -> None:
     """Move each example to the group of its score, one group at a time: one swap and one bound each."""
     for k in range(len(indices)):
         j = indices[k]
-        target = 0
-        if scores[k] > 0.0:
-            target = int(np.floor(_PER_OCTAVE * np.log2(scores[k]))) - _LOWEST
-            target = min(max(target, 0), _SCORED - 1)
-        g = _group(bounds, place[j])
+        here = place[j] ^ j
+        target = _group_of(_in_units(scores[k], unit))
+        g = _group(bounds, here)
         while g != target:
             if g < target:  # to the end of its group, which then ends before it
                 bounds[g + 1] -= 1
-                other_place = bounds[g + 1]
+                there = bounds[g + 1]
                 g += 1
             else:  # to the beginning of its group, which then begins after it
-                other_place = bounds[g]
+                there = bounds[g]
                 bounds[g] += 1
                 g -= 1
-            other = order[other_place]
-            order[place[j]], place[other] = other, place[j]
-            order[other_place], place[j] = j, other_place
+            other = order[there] ^ there
+            order[here], place[other] = other ^ here, here ^ other
+            order[there], place[j] = j ^ there, there ^ j
+            here = there
+
+
+@kernel
+def _group_all(order: Numbers, place: Numbers, bounds: Indices, scores: Floats, unit: float) -> None:
+    """Put every example into the group of its score, members in the order of their numbers. O(n)."""
+    bounds[:] = 0
+    for j in range(len(scores)):
+        bounds[_group_of(_in_units(scores[j], unit)) + 1] += 1
+    for g in range(1, len(bounds)):
+        bounds[g] += bounds[g - 1]
+    following = bounds.copy()
+    for j in range(len(scores)):
+        g = _group_of(_in_units(scores[j], unit))
+        order[following[g]] = place[j] = following[g] ^ j
+        following[g] += 1

@@ -1,24 +1,24 @@
 """Algorithm 2 of the paper, from the drawn examples alone."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
-import torch
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs.floor import LastingFloor
-from adambs.rules.base import Floats, Indices, Rule
-from adambs.tree import SumTree
-
-# The floor is raised by this fraction, far above the rounding of a tree's total and far below anything
-# that matters, so that p_j >= p_min holds as computed and not only in exact arithmetic.
-_LIFT = 1.0 + 1e-13
+from adambs._types import Floats, Indices
+from adambs.rules.tree_rule import TreeRule
+from adambs.trees import LastingFloor, SumTree
+from adambs.trees._floors import raised
 
 # Weights only shrink, so the total does. It is multiplied by a power of two, which changes no
 # probability by even a bit, long before it could underflow.
 _SMALL_TOTAL_EXPONENT = -512
+
+# 1 - m p_min is at least this: it may round to zero if n p_min is nearly one.
+_SMALLEST_REST = 2.0**-60
 
 OFFSETS = ("paper", "none", "baseline")
 
@@ -30,10 +30,10 @@ _DECAY = 0.99
 _LARGEST_GROWTH = 300.0
 
 # Exponents beyond this are as good as infinite, and their sum over a batch is still a number.
-_LARGEST_EXPONENT = 1e300
+_LARGEST_EXPONENT = 1e290
 
 
-class Exp3(Rule):
+class Exp3(TreeRule):
     """Algorithm 2, exactly: the paper's rule.
 
     With r_j = n p_j at the time of the draw, p_min = c/n and the dimensionless ``step``, lines 2 to 4
@@ -54,7 +54,7 @@ class Exp3(Rule):
     The expectation over the draws of sum_k 1(j = I_k) / (K p_j) is one for every j, so an offset that does
     not depend on the batch adds the same to the expected change of every log w_j, which line 5 does not
     see: it changes the noise, not the mean. Weights can then grow and undrawn examples fall to the floor;
-    :class:`adambs.floor.LastingFloor` does the projection for all of them, exactly, in amortised
+    :class:`adambs.trees.LastingFloor` does the projection for all of them, exactly, in amortised
     O(K log n) a step.
 
     Args:
@@ -72,8 +72,8 @@ class Exp3(Rule):
             batches. The first batch has nothing before it: it sets the baseline and moves no weight.
     """
 
-    floor: LastingFloor
-    """The weights, in the place of ``tree``, if the offset is not the paper's."""
+    tree: SumTree | LastingFloor
+    """The weights: with the paper's offset only drawn ones can meet the floor, otherwise all."""
     baseline: float
     """The running mean that ``offset="baseline"`` subtracts; 0 before the first batch."""
 
@@ -108,12 +108,8 @@ class Exp3(Rule):
         """Resolve the step size, which needs n and K, and begin inside the set {p >= p_min}."""
         if initial_weights is not None:
             initial_weights = project(initial_weights, self.p_min / n)
-        self.n, self.batch_size = n, batch_size
-        if self.offset == "paper":
-            super().start(n, batch_size, initial_weights)
-        else:
-            self.floor = LastingFloor(np.ones(n) if initial_weights is None else initial_weights)
-            self.baseline, self._memory = 0.0, 0.0
+        super().start(n, batch_size, initial_weights)
+        self.baseline, self._memory = 0.0, 0.0
         c = self.p_min
         if self._alpha_p is not None:
             self.step = self._alpha_p * float(n) ** 3 * self.L**2 / (batch_size * c**2)
@@ -126,41 +122,42 @@ class Exp3(Rule):
         """The paper's step size that ``step`` amounts to; known once a sampler has started the rule."""
         return self.step * self.batch_size * self.p_min**2 / (float(self.n) ** 3 * self.L**2)
 
-    def draw(self, u: Floats) -> tuple[Indices, Floats]:
-        """The examples at the quantiles ``u`` in [0, 1], and their ratios. O(K log n)."""
-        return super().draw(u) if self.offset == "paper" else self.floor.draw(u)
-
-    def ratios(self, indices: Indices | None = None) -> Floats:
-        """r_j = n p_j of some examples, or of all. A new array."""
-        return super().ratios(indices) if self.offset == "paper" else self.floor.ratios(indices)
+    def plant(self, weights: Floats) -> SumTree | LastingFloor:
+        """The tree that the offset needs."""
+        return SumTree(weights) if self.offset == "paper" else LastingFloor(weights)
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Lines 2 to 5 of Algorithm 2. O(K log n)."""
-        if self.offset != "paper":
-            return self._update_with_offset(indices, ratios, scores)
-        tree = self.tree
-        changed, clipped = _algorithm_2(
-            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, self.p_min
+        if isinstance(self.tree, LastingFloor):
+            return self._update_with_offset(self.tree, indices, ratios, scores)
+        tree, c, p_min = self.tree, self.p_min, raised(self.p_min / self.n, self.n)
+        changed, floor, clipped = _algorithm_2(
+            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, c, p_min
         )
         tree.refresh(changed)
+        if floor * self.n < c * tree.total:  # little is left of the old total: its rounding was too much
+            tree.leaves[changed] = np.maximum(tree.leaves[changed], p_min * tree.total)
+            tree.refresh(changed)
         exponent = math.frexp(tree.total)[1]
         if exponent < _SMALL_TOTAL_EXPONENT:
             tree.rescale(-exponent)
         return clipped
 
-    def _update_with_offset(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
+    def _update_with_offset(
+        self, tree: LastingFloor, indices: Indices, ratios: Floats, scores: Floats
+    ) -> int:
         """Lines 2 to 5 with another offset: weights go both ways, so the floor is for all to meet."""
         x_squared = (self.p_min * (np.minimum(scores, self.L) / self.L) / ratios) ** 2
         if self.offset == "none" or self._memory > 0:
             with np.errstate(over="ignore"):
                 scale = np.minimum(self.step / ratios, _LARGEST_EXPONENT)
-            self._move(indices, scale * (x_squared - self.baseline))
+            self._move(tree, indices, scale * (x_squared - self.baseline))
         if self.offset == "baseline":  # after use: what is subtracted does not depend on the batch
             self._memory += (1.0 - _DECAY) * (1.0 - self._memory)
             self.baseline += (1.0 - _DECAY) / self._memory * (float(x_squared.mean()) - self.baseline)
         return int(np.count_nonzero(scores > self.L))
 
-    def _move(self, indices: Indices, growth: Floats) -> None:
+    def _move(self, tree: LastingFloor, indices: Indices, growth: Floats) -> None:
         """Multiply weights by exp(growth), once for each place in the batch, and project."""
         drawn, places = np.unique(indices, return_inverse=True)
         exponent = np.zeros(len(drawn))
@@ -169,8 +166,8 @@ class Exp3(Rule):
         # undrawn are beneath notice.
         most = exponent.max()
         exponent -= most if len(drawn) == self.n else max(0.0, most - _LARGEST_GROWTH)
-        self.floor.write(drawn, self.floor.weights(drawn) * np.exp(exponent))
-        self.floor.project(self.p_min / self.n)
+        tree.write(drawn, tree.weights_at(drawn) * np.exp(exponent))
+        tree.project(self.p_min / self.n)
 
     def settings(self) -> dict[str, Any]:
         """L, p_min, the resolved step and the offset."""
@@ -178,40 +175,37 @@ class Exp3(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """The weights and, if there is one, the baseline."""
-        if self.offset == "paper":
-            return super().state_dict()
-        state: dict[str, Any] = {"weights": torch.from_numpy(self.floor.weights())}
+        state = super().state_dict()
         if self.offset == "baseline":
             state |= {"baseline": self.baseline, "memory": self._memory}
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state from :meth:`state_dict`, or raise ``ValueError`` and change nothing."""
-        if self.offset == "paper":
-            super().load_state_dict(state)
-            return
-        floor = LastingFloor(_check.vector("state['weights']", state["weights"], self.n))
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule in this state, or ``ValueError``."""
+        new = super().with_state(state)
+        least = float(new.ratios().min())
+        if least < self.p_min * (1 - 1e-9):
+            raise ValueError(f"state['weights'] make p as small as {least}/n, below p_min = {self.p_min}/n")
         if self.offset == "baseline":
-            baseline, memory = float(state["baseline"]), float(state["memory"])
-            if not (0.0 <= baseline < math.inf and 0.0 <= memory <= 1.0):
-                raise ValueError(f"state has a baseline of {baseline} with a memory of {memory}")
-            self.baseline, self._memory = baseline, memory
-        self.floor = floor
+            new.baseline = _check.number(state, "baseline", 0.0, 1.0)
+            new._memory = _check.number(state, "memory", 0.0, 1.0)
+        return new
 
 
 def project(weights: Floats, p_min: float) -> Floats:
     """argmin over {p: sum p = 1, p >= p_min} of KL(p || weights / sum), for all n at once. O(n log n).
 
     p_j = max(p_min, c w_j). With the m smallest at the floor, c = (1 - m p_min) / (sum of the others);
-    m is right when the smallest of the others stays at or above it.
+    m is right when the smallest of the others stays at or above it. p_min is slightly :func:`raised`.
     """
+    p_min = raised(p_min, len(weights))
     total = SumTree(weights).total  # checks the weights: finite, not negative, not all zero
     ascending = np.sort(weights) / total
     rest = np.cumsum(ascending[::-1])[::-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         c = (1 - np.arange(len(weights)) * p_min) / rest
         m = int(np.argmax(c * ascending >= p_min))
-    projected: Floats = np.maximum(p_min * _LIFT, c[m] * (weights / total))
+    projected: Floats = np.maximum(p_min, c[m] * (weights / total))
     return projected
 
 
@@ -225,8 +219,11 @@ def _algorithm_2(
     step: float,
     L: float,
     c: float,
-) -> tuple[Indices, int]:
-    """Write the new weights of the drawn examples; return which changed and how many scores were clipped.
+    p_min: float,
+) -> tuple[Indices, float, int]:
+    """Write the new weights of the drawn examples; return these, the floor and how many scores were clipped.
+
+    ``p_min`` is c/n, slightly :func:`raised`, so that p_j >= c/n also holds after rounding.
 
     Weights are unnormalised: undrawn ones keep theirs, the total S becomes S', and p_j = w_j / S'. So
     the paper's c' is S / S' and its floor, in these units, is p_min S'.
@@ -246,7 +243,7 @@ def _algorithm_2(
             s = L
             clipped += 1
         x = c * s / (L * ratios[k])
-        e = max(0.0, step / ratios[k] * (1.0 - x * x))
+        e = max(0.0, min(step / ratios[k], _LARGEST_EXPONENT) * (1.0 - x * x))
         j = indices[k]
         if leaves[j] >= 0.0:
             distinct[m] = j
@@ -263,6 +260,7 @@ def _algorithm_2(
         undrawn = total
         for i in range(m):
             undrawn -= weight[i]
+        undrawn = max(undrawn, (n - m) * c / n * total)  # which it is at least
     else:
         for j in range(n):
             if leaves[j] > 0.0:
@@ -270,7 +268,6 @@ def _algorithm_2(
     shift = exponent[:m].min() if m == n else 0.0  # a common factor changes no p; all zero would
 
     # Line 4. The floor is at most p_min S, since S' <= S: below it are the candidates for clipping.
-    p_min = c / n
     low = np.empty(m, np.float64)
     candidates = 0
     free = undrawn
@@ -285,11 +282,13 @@ def _algorithm_2(
     # Line 5: S' = (undrawn + free drawn) / (1 - (number at the floor) p_min). Begin with all candidates
     # at the floor and free the largest while it stands above. O(K log K).
     low = np.sort(low[:candidates])
-    while candidates > 0 and low[candidates - 1] * (1.0 - candidates * p_min) > p_min * free:
+    rest = max(1.0 - candidates * p_min, _SMALLEST_REST)
+    while candidates > 0 and low[candidates - 1] * rest > p_min * free:
         candidates -= 1
         free += low[candidates]
-    floor = p_min * _LIFT * free / (1.0 - candidates * p_min)
+        rest = max(1.0 - candidates * p_min, _SMALLEST_REST)
+    floor = p_min * free / rest
 
     for i in range(m):
         leaves[distinct[i]] = max(floor, weight[i])
-    return distinct[:m], clipped
+    return distinct[:m], floor, clipped

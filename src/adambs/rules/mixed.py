@@ -3,14 +3,18 @@
 import numpy as np
 
 from adambs import _check
-from adambs.rules.base import Floats, Indices, Rule
+from adambs._types import Floats, Indices
+from adambs.rules.tree_rule import TreeRule
+from adambs.trees import SumTree
 
 
-class MixedRule(Rule):
+class MixedRule(TreeRule):
     """p = (1 - uniform) w / sum(w) + uniform / n, with the weights w in the tree.
 
     No unbiased weight 1/(n p) is then above 1/uniform, whatever the rule believes.
     """
+
+    tree: SumTree
 
     def __init__(self, uniform: float) -> None:
         self.uniform = _check.fraction(
@@ -23,7 +27,7 @@ class MixedRule(Rule):
             ((u - self.uniform) / (1 - self.uniform)).clip(min=0.0)
         )
         even = u < self.uniform
-        indices[even] = np.minimum(u[even] * (self.n / self.uniform), self.n - 1).astype(np.int64)
+        indices[even] = np.minimum(u[even] / self.uniform * self.n, self.n - 1).astype(np.int64)
         weights[even] = self.tree.weights[indices[even]]
         return indices, self._mixed(weights)
 

@@ -1,14 +1,15 @@
 """The rule of the published code, which is not Algorithm 2."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
-import torch
 
 from adambs import _check
-from adambs.floor import LastingFloor
-from adambs.rules.base import Floats, Indices, Rule
+from adambs._types import Floats, Indices
+from adambs.rules.tree_rule import TreeRule
+from adambs.trees import LastingFloor
 
 # The published code's clips of p, as fractions of 1/n.
 _LOW, _HIGH = 1e-5, 1000.0
@@ -17,7 +18,7 @@ _LOW, _HIGH = 1e-5, 1000.0
 _SMALLEST_RANGE = 1e-12
 
 
-class Release(Rule):
+class Release(TreeRule):
     """The rule of the code that the paper's authors published: described, not copied.
 
     *Adam with Bandit Sampling for Deep Learning*, Liu, Wu and Mozafari, NeurIPS 2020, published code. It has
@@ -30,13 +31,13 @@ class Release(Rule):
     The published code trains with weights of one, so its gradient estimate is biased. The rule only says
     how p moves: with the weights 1/(n p) that the library gives a draw, the estimate is unbiased.
 
-    Undrawn examples meet the lower clip as the sum grows, and :class:`adambs.floor.LastingFloor` lifts
+    Undrawn examples meet the lower clip as the sum grows, and :class:`adambs.trees.LastingFloor` lifts
     them. They never meet the upper one: if all p_j <= 1000/n, then no step lowers a weight before the
     division, so the sum is at least one and after it p_j <= 1000/n again. :meth:`start` sees to the first.
     Amortised O(K log n) a step.
     """
 
-    floor: LastingFloor
+    tree: LastingFloor
     low: float
     """The least score so far."""
     high: float
@@ -44,28 +45,23 @@ class Release(Rule):
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """Begin with all examples equal, or as ``initial_weights`` has them, within the clips."""
-        self.n, self.batch_size = n, batch_size
+        super().start(n, batch_size, None if initial_weights is None else _within_clips(initial_weights))
         self.low, self.high = math.inf, -math.inf
-        self.floor = LastingFloor(np.ones(n) if initial_weights is None else _within_clips(initial_weights))
 
-    def draw(self, u: Floats) -> tuple[Indices, Floats]:
-        """The examples at the quantiles ``u`` in [0, 1], and their ratios. O(K log n)."""
-        return self.floor.draw(u)
-
-    def ratios(self, indices: Indices | None = None) -> Floats:
-        """r_j = n p_j of some examples, or of all. A new array."""
-        return self.floor.ratios(indices)
+    def plant(self, weights: Floats) -> LastingFloor:
+        """All of them meet the lower clip, drawn or not."""
+        return LastingFloor(weights)
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """One step; of an example that was drawn twice, the last score counts. Clips no score."""
         self.low, self.high = min(self.low, float(scores.min())), max(self.high, float(scores.max()))
         g = (scores - self.low) / max(self.high - self.low, _SMALLEST_RANGE)
         drawn, last = np.unique(indices[::-1], return_index=True)
-        mean = self.floor.total / self.n
+        mean = self.tree.total / self.n
         with np.errstate(over="ignore"):  # infinity is clipped like anything else above 1000/n
-            grown = self.floor.weights(drawn) * np.exp((g**2 / ratios**3)[::-1][last])
-        self.floor.write(drawn, np.minimum(grown, _HIGH * mean))
-        self.floor.lift(_LOW * mean)
+            grown = self.tree.weights_at(drawn) * np.exp((g**2 / ratios**3)[::-1][last])
+        self.tree.write(drawn, np.minimum(grown, _HIGH * mean))
+        self.tree.lift(_LOW * mean)
         return 0
 
     def settings(self) -> dict[str, Any]:
@@ -74,15 +70,19 @@ class Release(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """The weights, and the range of the scores."""
-        return {"weights": torch.from_numpy(self.floor.weights()), "low": self.low, "high": self.high}
+        return {**super().state_dict(), "low": self.low, "high": self.high}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state from :meth:`state_dict`, or raise ``ValueError`` and change nothing."""
-        floor = LastingFloor(_check.vector("state['weights']", state["weights"], self.n))
-        low, high = float(state["low"]), float(state["high"])
-        if not (0.0 <= low <= high < math.inf or (low, high) == (math.inf, -math.inf)):
-            raise ValueError(f"state has scores from {low} to {high}: not a range")
-        self.floor, self.low, self.high = floor, low, high
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule in this state, or ``ValueError``."""
+        new = super().with_state(state)
+        r = new.ratios()  # the sum grows at most 1000-fold in a step, after which the lightest are lifted
+        if not (r.min() >= _LOW / _HIGH * 0.999 and r.max() <= _HIGH * 1.001):
+            raise ValueError(f"state['weights'] make p from {r.min():g}/n to {r.max():g}/n, beyond the clips")
+        new.low = _check.number(state, "low", 0.0, math.inf)
+        new.high = _check.number(state, "high", -math.inf)
+        if new.low > new.high and (new.low, new.high) != (math.inf, -math.inf):
+            raise ValueError(f"state['low'] is {new.low} and state['high'] {new.high}: not a range of scores")
+        return new
 
 
 def _within_clips(weights: Floats) -> Floats:

@@ -1,13 +1,15 @@
 """Tracking: p follows the last seen scores."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs.rules.base import Floats, Indices
+from adambs._types import Floats, Indices
+from adambs.rules.base import first_unit
 from adambs.rules.mixed import MixedRule
 
 # A remembered score is at least this share of the first batch's largest, so that p exists even when every
@@ -49,9 +51,12 @@ class Tracking(MixedRule):
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """Nothing seen: all alike. Initial weights are taken for scores that have been seen."""
-        super().start(n, batch_size, initial_weights)
         # Scores are kept in units of the first batch's largest, in which an unseen example has 1.
-        self.unit = 0.0 if initial_weights is None else 1.0
+        self.unit = 0.0
+        if initial_weights is not None:
+            self.unit = float(initial_weights.max())
+            initial_weights = (initial_weights / self.unit).clip(min=_SMALLEST)
+        super().start(n, batch_size, initial_weights)
         self.seen = np.full(n, initial_weights is not None)
         self.next_visit = 0
 
@@ -67,7 +72,7 @@ class Tracking(MixedRule):
     def observe(self, indices: Indices, scores: Floats) -> int:
         """Remember the scores. O(K log n)."""
         if not self.unit:
-            self.unit = float(scores.max(initial=0.0))
+            self.unit = first_unit(scores)
         _remember(self.tree.leaves, self.seen, indices, scores, self.unit, self.smoothing)
         self.tree.refresh(indices)
         return 0
@@ -77,7 +82,7 @@ class Tracking(MixedRule):
         return {"uniform": self.uniform, "smoothing": self.smoothing, "forgetting": self.forgetting}
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores, who has been seen, the unit, and where the cycle stands."""
+        """The scores, which examples have been seen, the unit, and where the cycle stands."""
         return {
             **super().state_dict(),
             "seen": torch.from_numpy(self.seen.copy()),
@@ -85,14 +90,15 @@ class Tracking(MixedRule):
             "next_visit": self.next_visit,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state, or raise."""
-        super().load_state_dict(state)
-        seen = state["seen"].numpy().astype(bool)
-        unit, next_visit = float(state["unit"]), int(state["next_visit"])
-        if seen.shape != (self.n,) or not 0 <= next_visit < self.n or not 0 <= unit < np.inf:
-            raise ValueError("state['seen'], state['unit'] or state['next_visit'] is not of this sampler")
-        self.seen, self.unit, self.next_visit = seen.copy(), unit, next_visit
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule in this state, or ``ValueError``."""
+        # Blending two scores may round below the smallest or above the largest.
+        _check.array(state, "weights", (self.n,), least=_SMALLEST / 2, most=_LARGEST * 2)
+        new = super().with_state(state)
+        new.seen = _check.array(state, "seen", (self.n,), "bool").copy()
+        new.unit = _check.number(state, "unit", normal=True)
+        new.next_visit = _check.count(state, "next_visit", 0, self.n - 1)
+        return new
 
 
 @kernel
@@ -111,7 +117,7 @@ def _remember(
 
 @kernel
 def _forget(leaves: Floats, seen: Any, mean: float, visited: Indices, share: float) -> None:
-    """Move the remembered scores of some towards the mean; who has not been seen keeps the benefit of it."""
+    """Move the remembered scores of ``visited`` towards the mean; unseen examples are left unchanged."""
     for j in visited:
         if seen[j]:
             leaves[j] += share * (mean - leaves[j])

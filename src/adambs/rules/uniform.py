@@ -1,10 +1,13 @@
 """The rule that never learns."""
 
-from typing import Any
+import copy
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 
-from adambs.rules.base import Floats, Indices, Rule
+from adambs._types import Floats, Indices
+from adambs.rules.base import Rule
 
 
 class Uniform(Rule):
@@ -36,6 +39,10 @@ class Uniform(Rule):
         """Nothing to learn."""
         return 0
 
+    def spread(self) -> tuple[float, float]:
+        """That of all ones. O(1)."""
+        return 1.0, 0.0
+
     def settings(self) -> dict[str, Any]:
         """Nothing to set."""
         return {}
@@ -44,5 +51,8 @@ class Uniform(Rule):
         """Nothing to save."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def with_state(self, state: Mapping[str, Any]) -> Self:
         """Nothing to load."""
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state must be a dict from state_dict(), not {type(state).__name__}")
+        return copy.copy(self)

@@ -1,20 +1,25 @@
 """VRB: follow the regularised leader, with squared norms added up over all draws."""
 
-from typing import Any
+import copy
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs.rules.base import Floats, Indices
+from adambs._types import Floats, Indices
+from adambs.rules.base import first_unit
 from adambs.rules.mixed import MixedRule
-from adambs.tree import SumTree
+from adambs.trees import SumTree
 
 # With forgetting new losses are written ever larger instead of all old ones ever smaller. Beyond this
 # they are brought back, O(n), once in thousands of steps.
-_LARGE = 1e100
-_SMALLEST = 1e-300
+_LARGE_INFLATION = 1e100
+
+# Sums stay between these, so that their roots are neither all zero nor without a sum.
+_SMALLEST, _LARGEST = 1e-300, 1e300
 
 
 class VRB(MixedRule):
@@ -43,20 +48,26 @@ class VRB(MixedRule):
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """All sums are the prior; initial weights are taken for norms of so many draws."""
-        super().start(n, batch_size, initial_weights)
-        self.sums = self.prior * self.tree.weights**2  # in units of the first batch's largest squared score
+        self.n, self.batch_size = n, batch_size
+        self.unit, self.inflation = 0.0, 1.0
+        norms = np.ones(n)
+        if initial_weights is not None:
+            self.unit = float(initial_weights.max())
+            norms = initial_weights / self.unit
+        self._hold(self.prior * norms**2)
+
+    def _hold(self, sums: Floats) -> None:
+        """Keep V of each example, in units of the first batch's largest squared score. O(n)."""
+        self.sums = sums.clip(_SMALLEST, _LARGEST)
         self.tree = SumTree(np.sqrt(self.sums))
-        self.unit = 0.0 if initial_weights is None else 1.0
-        self.inflation = 1.0
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Add s^2 / r of every drawn example. O(K log n)."""
         if not self.unit:
-            self.unit = float(scores.max(initial=0.0))
+            self.unit = first_unit(scores)
         self.inflation *= (1 - self.forgetting) ** (-len(indices) / self.n)
-        if self.inflation > _LARGE:
-            self.sums = np.maximum(self.sums / self.inflation, _SMALLEST)
-            self.tree = SumTree(np.sqrt(self.sums))
+        if self.inflation > _LARGE_INFLATION:
+            self._hold(self.sums / self.inflation)
             self.inflation = 1.0
         _add(self.tree.leaves, self.sums, indices, ratios, scores, self.unit, self.inflation)
         self.tree.refresh(indices)
@@ -74,16 +85,13 @@ class VRB(MixedRule):
             "inflation": self.inflation,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state, or raise."""
-        sums = state["sums"].numpy().astype(np.float64)
-        unit, inflation = float(state["unit"]), float(state["inflation"])
-        if sums.shape != (self.n,) or not (sums >= 0).all():
-            raise ValueError(f"state['sums'] must be {self.n} numbers, none negative")
-        if not (0 <= unit < np.inf and 0 < inflation < np.inf):
-            raise ValueError("state['unit'] or state['inflation'] is not of a sampler")
-        self.sums, self.unit, self.inflation = sums.copy(), unit, inflation
-        self.tree = SumTree(np.sqrt(self.sums))
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """A new rule in this state, or ``ValueError``."""
+        new = copy.copy(self)
+        new._hold(_check.array(state, "sums", (self.n,), least=_SMALLEST, most=_LARGEST))
+        new.unit = _check.number(state, "unit", normal=True)
+        new.inflation = _check.number(state, "inflation", 1.0, _LARGE_INFLATION)
+        return new
 
 
 @kernel
@@ -99,5 +107,5 @@ def _add(
     for k in range(indices.shape[0]):
         score = min(scores[k] / unit, 1e50) if unit > 0.0 else 0.0
         j = indices[k]
-        sums[j] += inflation * score * score / ratios[k]
+        sums[j] = min(sums[j] + inflation * score * score / ratios[k], _LARGEST)
         leaves[j] = np.sqrt(sums[j])

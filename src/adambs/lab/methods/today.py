@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted
-from adambs.tree import SumTree
+from adambs.trees import SumTree
 
 
 class InfoBatch(Method):

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adambs import _check
+from adambs._types import Floats, Indices
 from adambs.lab.theory import bounds
 from adambs.lab.theory.errata import rho_3_ratio
 from adambs.lab.theory.heavy_tailed import LOGISTIC, expected_squares, sigmoid
 from adambs.rules import Exp3, Rule, Uniform
-from adambs.rules.base import Floats, Indices
 from adambs.sampler import BanditSampler
 
 Advance = Callable[[str], None]

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from adambs._types import Floats
 from adambs.lab.theory import bounds
 from adambs.lab.theory.errata import second_moment_of_batches
 from adambs.lab.theory.heavy_tailed import expected_squares
 from adambs.lab.theory.lemmas import power_of_n
 from adambs.lab.theory.regret import C, make_groups
-from adambs.rules.base import Floats
 
 BATCH = 10  # K where n grows
 BATCHES = [1, 10, 100]  # K where n stands

@@ -48,6 +48,7 @@ from numba.extending import intrinsic
 from numpy.typing import ArrayLike, NDArray
 
 from adambs._jit import kernel
+from adambs._types import Floats, Indices
 
 FANOUT = 16
 _BITS = 4  # 2**_BITS == FANOUT
@@ -61,9 +62,6 @@ _LARGEST = sys.float_info.max / 2
 
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 _DONE, _ALL_ZERO = -1, -2  # what a checking kernel returns, if not the position of the offender
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -117,14 +115,14 @@ def _sum_level(buffer: Floats, below: int, here: int) -> None:
 
 
 @kernel
-def build(buffer: Floats, offsets: Ints) -> None:
+def build(buffer: Floats, offsets: Indices) -> None:
     """Sum all levels from the leaves. O(n)."""
     for level in range(1, len(offsets)):
         _sum_level(buffer, offsets[level - 1], offsets[level])
 
 
 @kernel
-def refresh(buffer: Floats, offsets: Ints, indices: Ints) -> None:
+def refresh(buffer: Floats, offsets: Indices, indices: Indices) -> None:
     """Recompute the ancestors of the leaves ``indices``, after the caller has written the leaves.
 
     Duplicates and any order are fine. A level with fewer nodes than there are indices is summed
@@ -182,7 +180,7 @@ def _last_positive(buffer: Floats, i: int) -> int:
 
 
 @kernel
-def draw_into(buffer: Floats, offsets: Ints, u: Floats, indices: Ints, weights: Floats) -> None:
+def draw_into(buffer: Floats, offsets: Indices, u: Floats, indices: Indices, weights: Floats) -> None:
     """For each u[k] in [0, 1] write the leaf it falls on to indices[k], its weight to weights[k].
 
     On the way down, indices[k] is the node that draw k has reached on its level and weights[k] how
@@ -218,7 +216,7 @@ def _first_outside(values: Floats, largest: float) -> int:
 
 
 @kernel
-def _update(buffer: Floats, offsets: Ints, n: int, indices: Ints, weights: Floats) -> int:
+def _update(buffer: Floats, offsets: Indices, n: int, indices: Indices, weights: Floats) -> int:
     """Set the weights, or change nothing and return the first bad position or ``_ALL_ZERO``."""
     largest = _LARGEST / n
     for k in range(len(indices)):
@@ -238,7 +236,7 @@ def _update(buffer: Floats, offsets: Ints, n: int, indices: Ints, weights: Float
 
 
 @kernel
-def _rescale(buffer: Floats, offsets: Ints, n: int, factor: float) -> int:
+def _rescale(buffer: Floats, offsets: Indices, n: int, factor: float) -> int:
     """Multiply by a power of two, or change nothing and return where that would be inexact."""
     for i in range(n):
         scaled = buffer[i] * factor
@@ -314,7 +312,7 @@ class SumTree:
         spare = np.zeros(starts[-1] + 1 + 7)  # up to 7 of them to begin at a cache line
         begin = -spare.ctypes.data % 64 // 8
         self._buffer: Floats = spare[begin : begin + starts[-1] + 1]
-        self._offsets: Ints = np.array(starts, dtype=np.int64)
+        self._offsets: Indices = np.array(starts, dtype=np.int64)
         self._n = n
         self._leaves: Floats = self._buffer[:n]
         leaves = self._leaves
@@ -352,7 +350,7 @@ class SumTree:
         """The memory of the tree in bytes: 8.53 an example when there are many."""
         return self._buffer.nbytes + self._offsets.nbytes
 
-    def draw(self, u: ArrayLike) -> Ints:
+    def draw(self, u: ArrayLike) -> Indices:
         """Return for each u[k] in [0, 1] the index it falls on. O(K log n).
 
         Index i covers the share weights[i] / total of [0, 1], in the order of the indices and up to
@@ -364,7 +362,7 @@ class SumTree:
             raise ValueError(f"u[{bad}] is {float(numbers[bad])!r}, but must be in [0, 1]")
         return self.draw_with_weights(numbers)[0]
 
-    def draw_with_weights(self, u: Floats) -> tuple[Ints, Floats]:
+    def draw_with_weights(self, u: Floats) -> tuple[Indices, Floats]:
         """Like :meth:`draw`, with the weights of the drawn indices and without checks.
 
         ``u`` must be a contiguous one-dimensional float64 array of numbers in [0, 1].
@@ -372,6 +370,18 @@ class SumTree:
         indices, weights = np.empty(len(u), np.int64), np.empty(len(u))
         draw_into(self._buffer, self._offsets, u, indices, weights)
         return indices, weights
+
+    def draw_with_ratios(self, u: Floats) -> tuple[Indices, Floats]:
+        """Like :meth:`draw_with_weights`, with n p of the drawn indices in the place of their weights."""
+        indices, ratios = self.draw_with_weights(u)
+        ratios *= self._n
+        ratios /= self.total
+        return indices, ratios
+
+    def ratios(self, indices: Indices | None = None) -> Floats:
+        """n p_j = n weights[j] / total of ``indices``, or of all. A new array."""
+        weights = self._weights if indices is None else self._weights[indices]
+        return weights * self._n / self.total
 
     def update(self, indices: ArrayLike, weights: ArrayLike) -> None:
         """Set the weight of indices[k] to weights[k]; of duplicates, the last wins. O(K log n)."""
@@ -399,7 +409,7 @@ class SumTree:
         """The n weights, writable. Unchecked, for rules: call :meth:`refresh` with what was written."""
         return self._leaves
 
-    def refresh(self, indices: Ints) -> None:
+    def refresh(self, indices: Indices) -> None:
         """Sum the ancestors of the :attr:`leaves` at ``indices`` anew. O(K log n)."""
         refresh(self._buffer, self._offsets, indices)
 
