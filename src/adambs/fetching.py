@@ -60,11 +60,11 @@ class Fetcher(Dataset[Any]):
 
     def collated(self, examples: Any) -> Any:
         """A batch of them."""
-        return default_convert(examples) if self._tensors is not None else self._collate(examples)
+        collate: Any = self._collate if self._tensors is None else default_convert
+        return collate(examples)
 
-    def __getattr__(
-        self, name: str
-    ) -> Any:  # for worker_init_fn, which finds us where it expects its dataset
+    def __getattr__(self, name: str) -> Any:
+        # A worker_init_fn finds us where it expects its dataset.
         if name.startswith("__") or "dataset" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.dataset, name)
@@ -99,7 +99,7 @@ def seed_of(*entropy: int) -> int:
 
 
 def _seed_all(seed: int) -> None:
-    torch.default_generator.manualseed_of(seed)
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002
 

@@ -157,7 +157,7 @@ class BanditLoader:
     def __iter__(self) -> Iterator[Any]:
         epoch = self._tickets.epoch = self.sampler.epochs.begin()
         if self._own_stream is not None:
-            self._own_stream.manualseed_of(seed_of(self.sampler.seed, epoch.number))
+            self._own_stream.manual_seed(seed_of(self.sampler.seed, epoch.number))
         updates, delivered = self.sampler.counters.updates, epoch.delivered
         try:
             for number, batch in self.dataloader:

@@ -83,7 +83,7 @@ class RandomStream:
         """One that goes on where the state was taken; or an error."""
         bits = np.random.PCG64()
         try:
-            bits.state = state
+            bits.state = dict(state)  # type: ignore[assignment]  # it checks what it is given
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"state is not that of a random stream: {type(error).__name__}: {error}"

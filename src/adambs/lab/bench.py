@@ -232,7 +232,7 @@ def _adambs(train: TensorDataset, k: int, *, exact: bool) -> Iterator[None]:
             logits = model(x)
             losses = F.cross_entropy(logits, y, reduction="none")
             optimizer.zero_grad()
-            draw.mean(losses).backward()  # type: ignore[no-untyped-call]
+            draw.mean(losses).backward()
             optimizer.step(draw, norms(draw) if norms else adambs.scores.cross_entropy(logits, y))
             yield
 

@@ -39,7 +39,7 @@ class Bandit(Method):
             seed=task.seed,
             correction=self.correction,
             gate=self.gate,
-            looking=adambs.Looking(self.candidates),
+            candidates=adambs.Candidates(self.candidates),
         )
         self._chosen = 0
         super().__init__(task)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adambs.passes import Passes
+from adambs.proposals import Passes
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
