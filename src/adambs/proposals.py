@@ -35,6 +35,10 @@ class Passes:
         """How many examples the present pass still has, or the next one if none is under way."""
         return self._n - self._position
 
+    def peek(self, count: int) -> Indices:
+        """The next ``count`` examples of this pass, at most what is left of it, without taking them."""
+        return self._order.take(self._position, self._position + count)
+
     def take(self, count: int) -> Indices:
         """The next ``count`` examples. Where a pass ends the next begins. O(count)."""
         parts = []

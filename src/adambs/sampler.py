@@ -155,38 +155,35 @@ class BanditSampler:
         with self._lock:
             self._learn_what_is_late()
             if score is None:
-                return self._number(*self._batch())
+                return self._plain()
             self.candidates.entered()
-            look = not self.passes.under_way and self.candidates.pays()
-            draw = (
-                self._look(score) if look else self._number(*self._batch(trial=not self.candidates.settled))
-            )
+            draw = self._look(score) if self.candidates.pays() else self._plain()
             self.candidates.left()
             return draw
 
-    def _batch(self, *, trial: bool = False) -> tuple[Indices, Floats]:
-        """K indices and their ratios: from a pass that has to be finished, from p, or from a new pass.
+    def _reshuffle(self) -> bool:
+        """Whether the next batch is from a pass: because one is under way, or because p does not pay."""
+        return self.passes.under_way or not self.gate.decide()
 
-        Whether a look pays must be known before a pass is begun, which then has to be finished: in a
-        ``trial``, draws are independent.
-        """
+    def _plain(self) -> Draw:
+        """K examples from p or from a pass. Where a pass ends within a batch, the choice is made again."""
         K = self.batch_size
-        if not self.passes.under_way and (trial or self.gate.decide()):
-            return self._from_rule(K)
+        if not self._reshuffle():
+            return self._numbered(*self._from_rule(K))
         self.counters.reshuffled += 1
-        indices = self.passes.take(min(K, self.passes.left))
+        indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
         missing = K - len(indices)
-        if not missing:
-            return indices, np.ones(K)
-        more, ratios = (
-            self._from_rule(missing) if self.gate.decide() else (self.passes.take(missing), np.ones(missing))
-        )
-        return np.concatenate([indices, more]), np.concatenate([np.ones(K - missing), ratios])
+        if missing and self._reshuffle():
+            indices = np.concatenate([indices, self.passes.take(missing)])
+        elif missing:
+            more, ratios[-missing:] = self._from_rule(missing)
+            indices = np.concatenate([indices, more])
+        return self._numbered(indices, ratios)
 
     def _from_rule(self, count: int) -> tuple[Indices, Floats]:
         return independent(self.rule, self.random, count, stratified=self.stratified)
 
-    def _number(
+    def _numbered(
         self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, *, learned: bool = False
     ) -> Draw:
         """The draw with the next number, awaited from now on."""
@@ -205,23 +202,39 @@ class BanditSampler:
         return draw
 
     def _look(self, score: Score) -> Draw:
-        """Candidates from p, scored and learned from; the batch is chosen among them."""
-        before = self.random.state_dict()
-        B = min(self.candidates.multiple * self.batch_size, self.n)
-        indices, ratios = self._from_rule(B)
+        """Candidates are scored and learned from, and the batch is chosen among them.
+
+        They are drawn from p or, where a pass is due, they are the next of the pass, which then goes on by
+        K as it does without a look: when it ends does not depend on what it shows, and it stays unbiased
+        (docs/algorithm.md). Near its end too few are left to choose from.
+        """
+        K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
+        before = self.random.state_dict(), self.gate.open
+        reshuffled = self._reshuffle()
+        if reshuffled and self.passes.left <= K:
+            return self._plain()
+        if reshuffled:
+            indices = self.passes.peek(min(B, self.passes.left))
+            ratios = np.ones(len(indices))
+        else:
+            indices, ratios = self._from_rule(B)
         candidates = Draw(self.awaited.following, indices, ratios, self.n)
         start = time.perf_counter()
         try:
             scores = checked(candidates, score(candidates.indices))
-        except BaseException:
-            self.random = self.random.with_state(before)  # a look that fails has not happened
+        except BaseException:  # a look that fails has not happened
+            self.random, self.gate.open = self.random.with_state(before[0]), before[1]
             raise
         self.candidates.looked(time.perf_counter() - start)
+        if reshuffled:
+            self.passes.take(K)
+        taken = K if reshuffled else B  # whether to look may depend on what the pass has shown, no more
+        self.candidates.scattered(ratios[:taken], scores[:taken])
         self.counters.looks += 1
-        self.candidates.scattered(ratios, scores)
-        positions, chosen = choose(self.random, ratios, scores, self.batch_size, self._correction)
+        self.counters.reshuffled += reshuffled
+        positions, chosen = choose(self.random, ratios, scores, K, self._correction)
         self._teach(candidates, scores)
-        draw = self._number(indices[positions], chosen, ratios[positions], learned=True)
+        draw = self._numbered(indices[positions], chosen, ratios[positions], learned=True)
         draw.positions = positions
         return draw
 
