@@ -10,7 +10,7 @@ the gradient that the training step's own backward pass left at the output, what
 import torch
 from torch import Tensor
 
-from ._draw import Weighted, coefficients, wide
+from .weighting import HasWeights, coefficients, wide
 
 
 def cross_entropy(
@@ -146,7 +146,7 @@ def mse_loss(output: Tensor, target: Tensor) -> Tensor:
     return 2 * _norms(wide(output) - wide(target))
 
 
-def output_norms(draw: Weighted, output: Tensor, *, scale: float = 1.0) -> Tensor:
+def output_norms(draw: HasWeights, output: Tensor, *, scale: float = 1.0) -> Tensor:
     """Return ‖∂loss_k/∂output_k‖ for any loss, from the gradient that training left at `output`.
 
     ```python

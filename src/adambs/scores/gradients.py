@@ -2,11 +2,11 @@
 
 A layer's use of a parameter θ gives every example k a gradient g_k, shaped as θ. Three forms:
 
-    Dense   g_k itself
-    Outer   g_k = Σ_t left_kt ⊗ right_kt      matrices: Linear, convolutions, recurrent weights
-    Rows    row index_kt of g_k gets right_kt  lookup tables: Embedding
+    Dense           g_k itself
+    OuterProducts   g_k = Σ_t left_kt ⊗ right_kt        matrices: Linear, convolutions, recurrent weights
+    TableRows       row index_kt of g_k gets right_kt   lookup tables: Embedding
 
-`squares` returns ‖Σ_uses g_k‖² for all k: a parameter that is used more than once (tied weights, a
+`squared_norms` returns ‖Σ_uses g_k‖² for all k: a parameter that is used more than once (tied weights, a
 module called twice) has its gradients added before the norm is taken, as they must be.
 """
 
@@ -28,7 +28,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterProducts:
     """Block c of g_k is Σ_t left[k, c, :, t] ⊗ right[k, c, :, t], a matrix of o rows, i columns.
 
     Trailing dimensions of `right` may be split ((i1, i2, ..., t1, t2, ...), a view of sliding
@@ -40,7 +40,7 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Row index[k, t] of g_k gets right[k, t]; the other rows are zero."""
 
     index: Tensor  # (K, T)
@@ -48,21 +48,21 @@ class Rows:
     rows: int
 
 
-Piece = Dense | Outer | Rows
+Gradients = Dense | OuterProducts | TableRows
 
 
-def examples(piece: Piece) -> int:
+def examples(grads: Gradients) -> int:
     """Return K."""
-    return len(piece.value if isinstance(piece, Dense) else piece.right)
+    return len(grads.value if isinstance(grads, Dense) else grads.right)
 
 
-def squares(pieces: Sequence[Piece]) -> Tensor:
-    """Return the (K,) squared norms of the sum of one parameter's pieces."""
-    if len(pieces) > 1 and any(isinstance(p, Dense) for p in pieces):
-        return _square(sum((_materialise(p) for p in pieces[1:]), _materialise(pieces[0])))
+def squared_norms(uses: Sequence[Gradients]) -> Tensor:
+    """Return the (K,) squared norms of the sum of one parameter's gradients over its uses."""
+    if len(uses) > 1 and any(isinstance(p, Dense) for p in uses):
+        return _square(sum((_materialise(p) for p in uses[1:]), _materialise(uses[0])))
     # Sums of outer products, and of rows, are longer ones: join them along t.
-    outer = _join([p for p in pieces if isinstance(p, Outer)])
-    rows = _join_rows([p for p in pieces if isinstance(p, Rows)])
+    outer = _join([p for p in uses if isinstance(p, OuterProducts)])
+    rows = _join_rows([p for p in uses if isinstance(p, TableRows)])
     if outer and rows:
         total = _outer(outer) + _rows(rows) + 2 * _inner(outer, rows)
         return total.clamp_min(0)  # rounding, where the two uses cancel
@@ -70,7 +70,7 @@ def squares(pieces: Sequence[Piece]) -> Tensor:
         return _outer(outer)
     if rows:
         return _rows(rows)
-    [dense] = pieces
+    [dense] = uses
     return _square(_materialise(dense))
 
 
@@ -78,7 +78,7 @@ def _square(value: Tensor) -> Tensor:
     return value.reshape(len(value), -1).square().sum(1)
 
 
-def _outer(piece: Outer) -> Tensor:
+def _outer(grads: OuterProducts) -> Tensor:
     """Squared norms by the cheapest of three ways.
 
         T = 1   ‖l ⊗ r‖² = ‖l‖² ‖r‖²
@@ -87,7 +87,7 @@ def _outer(piece: Outer) -> Tensor:
 
     Gram where T (o + i) <= o i.
     """
-    left, right = piece.left, piece.right
+    left, right = grads.left, grads.right
     K, c, o, T = left.shape
     i = right[0, 0].numel() // max(T, 1) if K else 0
     if T == 1:
@@ -106,17 +106,17 @@ def _by_matrix(left: Tensor, right: Tensor) -> Tensor:
     return _square(left @ right.mT)
 
 
-def _rows(piece: Rows) -> Tensor:
+def _rows(grads: TableRows) -> Tensor:
     """Add up what goes to the same row of the same example, then square: O(K T i), whatever the
     number of rows."""
-    K, T, i = piece.right.shape
-    example = torch.arange(K, device=piece.index.device).unsqueeze(1)
-    key, slot = torch.unique(example * piece.rows + piece.index, return_inverse=True)
-    sums = piece.right.new_zeros(len(key), i).index_add_(0, slot.reshape(-1), piece.right.reshape(K * T, i))
-    return sums.new_zeros(K).index_add_(0, key // piece.rows, sums.square().sum(1))
+    K, T, i = grads.right.shape
+    example = torch.arange(K, device=grads.index.device).unsqueeze(1)
+    key, slot = torch.unique(example * grads.rows + grads.index, return_inverse=True)
+    sums = grads.right.new_zeros(len(key), i).index_add_(0, slot.reshape(-1), grads.right.reshape(K * T, i))
+    return sums.new_zeros(K).index_add_(0, key // grads.rows, sums.square().sum(1))
 
 
-def _inner(outer: Outer, rows: Rows) -> Tensor:
+def _inner(outer: OuterProducts, rows: TableRows) -> Tensor:
     """Inner products of the two gradients: row index_t of Σ_s l_s ⊗ r_s is Σ_s l_s[index_t] r_s, so
     Σ_ts l_s[index_t] (r_s · right_t)."""
     left = outer.left.squeeze(1).mT  # (K, S, rows)
@@ -124,32 +124,32 @@ def _inner(outer: Outer, rows: Rows) -> Tensor:
     return (picked * (outer.right.squeeze(1).mT @ rows.right.mT)).sum((1, 2))
 
 
-def _join(pieces: Sequence[Outer]) -> Outer | None:
-    if len(pieces) < 2:
-        return pieces[0] if pieces else None
-    left = torch.cat([p.left for p in pieces], 3)
-    right = torch.cat([_flat(p) for p in pieces], 3)
-    return Outer(left, right)
+def _join(uses: Sequence[OuterProducts]) -> OuterProducts | None:
+    if len(uses) < 2:
+        return uses[0] if uses else None
+    left = torch.cat([p.left for p in uses], 3)
+    right = torch.cat([_flat(p) for p in uses], 3)
+    return OuterProducts(left, right)
 
 
-def _flat(piece: Outer) -> Tensor:
-    K, c, _, T = piece.left.shape
-    return piece.right.reshape(K, c, piece.right[0, 0].numel() // T, T)
+def _flat(grads: OuterProducts) -> Tensor:
+    K, c, _, T = grads.left.shape
+    return grads.right.reshape(K, c, grads.right[0, 0].numel() // T, T)
 
 
-def _join_rows(pieces: Sequence[Rows]) -> Rows | None:
-    if len(pieces) < 2:
-        return pieces[0] if pieces else None
-    index = torch.cat([p.index for p in pieces], 1)
-    return Rows(index, torch.cat([p.right for p in pieces], 1), pieces[0].rows)
+def _join_rows(uses: Sequence[TableRows]) -> TableRows | None:
+    if len(uses) < 2:
+        return uses[0] if uses else None
+    index = torch.cat([p.index for p in uses], 1)
+    return TableRows(index, torch.cat([p.right for p in uses], 1), uses[0].rows)
 
 
-def _materialise(piece: Piece) -> Tensor:
+def _materialise(grads: Gradients) -> Tensor:
     """Return (K, numel): every g_k, flat."""
-    if isinstance(piece, Dense):
-        return piece.value.reshape(len(piece.value), -1)
-    if isinstance(piece, Outer):
-        return (piece.left @ _flat(piece).mT).flatten(1)
-    K, T, i = piece.right.shape
-    value = piece.right.new_zeros(K, piece.rows, i)
-    return value.scatter_add_(1, piece.index.unsqueeze(2).expand(K, T, i), piece.right).flatten(1)
+    if isinstance(grads, Dense):
+        return grads.value.reshape(len(grads.value), -1)
+    if isinstance(grads, OuterProducts):
+        return (grads.left @ _flat(grads).mT).flatten(1)
+    K, T, i = grads.right.shape
+    value = grads.right.new_zeros(K, grads.rows, i)
+    return value.scatter_add_(1, grads.index.unsqueeze(2).expand(K, T, i), grads.right).flatten(1)

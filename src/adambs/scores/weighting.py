@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Weighted(Protocol):
+class HasWeights(Protocol):
     """A draw, seen from here: one importance weight w_k = 1 / (n p_k) > 0 per drawn example."""
 
     @property
@@ -16,7 +16,7 @@ class Weighted(Protocol):
         ...
 
 
-def coefficients(draw: Weighted, scale: float) -> Tensor:
+def coefficients(draw: HasWeights, scale: float) -> Tensor:
     """Return c_k = scale w_k / K: what `(scale * draw.mean(losses)).backward()` multiplies each
     example's own gradient by."""
     if not (math.isfinite(scale) and scale > 0):
