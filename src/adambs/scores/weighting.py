@@ -25,6 +25,15 @@ def coefficients(draw: HasWeights, scale: float) -> Tensor:
     return weights.detach().to(torch.float64) * (scale / len(weights))
 
 
+def beside(c: Tensor, norms: Tensor) -> Tensor:
+    """Return the host's coefficients in the dtype and on the device of the norms, without a wait.
+
+    CUDA copies pageable memory before the call returns, so that c may be freed at once. MPS does not: there
+    it is the copy that waits, or c would be garbage (pytorch issue 189690).
+    """
+    return c.to(norms, non_blocking=norms.device.type != "mps")
+
+
 def wide(tensor: Tensor) -> Tensor:
     """Return a detached tensor of float32 or wider; half and bfloat16 have no room for squares."""
     narrow = tensor.dtype in (torch.float16, torch.bfloat16)
