@@ -7,7 +7,7 @@ example's gradient, and the input is let go. No second backward pass, no loop ov
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from .gradients import Gradients, examples, squared_norms
 from .recorded import RecordedCall
 from .registry import TrackedModule, tracked_modules
-from .weighting import HasWeights, coefficients
+from .weighting import HasWeights, beside, coefficients
 
 
 @dataclass
@@ -91,7 +91,7 @@ class _PendingCall:
             )
         args, kwargs = tree_unflatten(leaves, self.spec)
         device = next(g.device.type for g in grads if g is not None)
-        with torch.no_grad(), torch.autocast(device, enabled=False), self.owner._paused():
+        with torch.no_grad(), _full_precision(device), self.owner._paused():
             call = RecordedCall(tracked.label, tracked.module, self.names, args, kwargs, grads)
             for name, gradients in tracked.formula(call).items():
                 if name in self.names:
@@ -181,7 +181,7 @@ class ExactNorms:
         total = sum(part.to(parts[0].device) for part in parts)
         assert isinstance(total, Tensor)
         # backward() brought c_k times example k's own gradient
-        return total.sqrt() / c.to(total)
+        return total.sqrt() / beside(c, total)
 
     def remove(self) -> None:
         """Take the hooks off the model, and forget what they recorded."""
@@ -293,6 +293,12 @@ def _quiet() -> ExactNorms:
     norms = ExactNorms(nn.Module())
     norms._quiet = True
     return norms
+
+
+def _full_precision(device: str) -> AbstractContextManager[object]:
+    """Switch autocast off, where the device has one."""
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 def _spread(call: _PendingCall, live: list[int], count: int, grads: tuple[Tensor | None, ...]) -> None:
