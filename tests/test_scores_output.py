@@ -316,6 +316,24 @@ def test_tiny_gradients_keep_their_norm() -> None:
     torch.testing.assert_close(found, torch.tensor([5e-30, 0.0]), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-100, 1.0, 1e100, 1e160, 1e300])
+@pytest.mark.parametrize("m", range(1, 10))
+def test_norms_of_every_length_and_size(size: float, m: int) -> None:
+    g = torch.arange(1.0, 3 * m + 1, dtype=torch.float64).view(3, m)
+    found = scores.mse_loss(g * (size / 2), torch.zeros_like(g))
+    torch.testing.assert_close(found / size, g.norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_what_is_broken_is_not_hidden_in_a_norm() -> None:
+    for bad in (torch.nan, torch.inf):
+        for place in range(6):
+            g = torch.ones(2, 6)
+            g[0, place] = bad
+            found = scores.mse_loss(g, torch.zeros_like(g))
+            assert not found[0].isfinite()
+            assert found[1] == pytest.approx(2 * 6**0.5)
+
+
 # Refusals ----------------------------------------------------------------------------------------
 
 z, y = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)

@@ -142,12 +142,25 @@ def _rows(g: NDArray[Any], factor: float, norms: NDArray[Any]) -> None:
 
 @kernel
 def _norm(g: NDArray[Any]) -> float:
-    """‖g‖, NaN if anything in g is."""
+    """‖g‖, NaN if anything in g is. Four sums at once: one alone would wait for its own last addition."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    fours = g.size - g.size % 4
+    for t in range(0, fours, 4):
+        a += np.float64(g[t]) ** 2
+        b += np.float64(g[t + 1]) ** 2
+        c += np.float64(g[t + 2]) ** 2
+        d += np.float64(g[t + 3]) ** 2
+    for t in range(fours, g.size):
+        a += np.float64(g[t]) ** 2
+    squares = (a + b) + (c + d)
+    if 1e-280 < squares < 1e280:
+        return float(np.sqrt(squares))
+    # Zero, NaN, or numbers so small or large that float64 has no room for their squares.
     largest = 0.0
-    for c in range(g.size):
-        largest = max(largest, abs(g[c]))
+    for t in range(g.size):
+        largest = max(largest, abs(g[t]))
     unit = max(largest, _TINY)
     squares = 0.0
-    for c in range(g.size):
-        squares += (g[c] / unit) ** 2
+    for t in range(g.size):
+        squares += (g[t] / unit) ** 2
     return float(unit * np.sqrt(squares))

@@ -40,8 +40,8 @@ def cross_entropy(
     z = wide(logits)
     if z.dim() != 2:
         raise ValueError(
-            f"logits must have shape (K, C), got {tuple(z.shape)}; for a loss over many positions "
-            "use output_norms"
+            f"logits must have shape (K, C), got {tuple(z.shape)}; for losses at many positions add up each "
+            "example's over those that are not padding, and use output_norms"
         )
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
