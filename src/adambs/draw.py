@@ -145,7 +145,9 @@ class Draw:
             if like.dtype == torch.float32:
                 shares = shares.astype(np.float32)
             tensor = torch.from_numpy(shares)
-            self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=True)
+            # Apple's devices read memory that is freed too soon (pytorch issue 189690): there the copy waits.
+            late = like.device.type != "mps"
+            self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=late)
         return self._tensors[key]
 
     def carried(self) -> Carried:

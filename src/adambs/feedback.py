@@ -220,8 +220,9 @@ def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     if tensor.device.type == "cpu":
         copy = tensor.detach().clone()
         return lambda: copy
-    home = tensor.detach().to("cpu", non_blocking=True)
-    if tensor.device.type not in ("cuda", "xpu"):  # no events that we know: its own copy has to be right
+    # Apple's devices would let us read before the copy has arrived (pytorch issue 189690): there it waits.
+    home = tensor.detach().to("cpu", non_blocking=tensor.device.type != "mps")
+    if tensor.device.type not in ("cuda", "xpu"):  # devices without events that we know of
         return lambda: home
     arrived = torch.Event(tensor.device)
     arrived.record()
