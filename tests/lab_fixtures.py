@@ -150,6 +150,7 @@ def write_run(
     noise: float = 0.03,
     examples: str = "image",
     hostile: bool = False,
+    balanced: bool = False,
     **changes: Any,
 ) -> records.Run:
     """A run of ``seeds`` seeds, the first ``finished`` of them finished, the last of the others cut short."""
@@ -176,7 +177,10 @@ def write_run(
         for k in range(slices + 1 if seed < finished else slices // 2):
             for method in methods:
                 step, steps = 20 * k, 20 * slices
-                writer.append(slice_line(method, seed, step, steps, rngs[method], noise))
+                line = slice_line(method, seed, step, steps, rngs[method], noise)
+                if balanced:  # older records do not have it
+                    line["balanced_test_error"] = min(1.0, 2 * line["test_error"])
+                writer.append(line)
                 if METHODS.get(method, (0, 0, False))[2] and k % 5 == 0:
                     line = distribution_line(method, seed, step, steps, "hostile" if hostile else examples)
                     if hostile:
