@@ -160,7 +160,7 @@ def _panels(titles: Sequence[str], rows: Sequence[str]) -> tuple[Figure, list[ma
         axes.tick_params(labelbottom=True)
         axes.set_xscale("log")
     first = grid[0]
-    first.set_xlim(_SLOWEST / 1.05, 2.4)
+    first.set_xlim(_SLOWEST / 1.05, 2.8)
     first.set_xticks(_TICKS, [f"{tick:g}×" for tick in _TICKS])
     first.set_xticks([], minor=True)
     first.set_yticks(range(len(rows)), [plain(row, 34) for row in rows])
