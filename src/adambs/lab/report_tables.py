@@ -242,11 +242,14 @@ def _error_names(baseline: str) -> list[str]:
 
 def _error_cells(analysis: Analysis, method: str) -> list[str]:
     """What :func:`_error_names` says, and the balanced test error when the baseline ended, if recorded."""
+    balanced = "balanced_test_error" in analysis.equal_time
+    if method == analysis.baseline:
+        return ["1", "0", "0", *(["0"] if balanced else [])]
     found = analysis.to_lowest_error.get(method)
     speed = "–" if found is None else _speedup_cell(analysis, method, found)
     ends, lows = analysis.equal_time, analysis.stopped_early
     cells = [speed, *(points(each.get("test_error", {}).get(method)) for each in (ends, lows))]
-    if "balanced_test_error" in ends:
+    if balanced:
         cells.append(points(ends["balanced_test_error"].get(method)))
     return cells
 

@@ -46,7 +46,7 @@ def read_connections(place: Path, classes: tuple[str, ...]) -> Connections:
     """The connections of ``place``; 50,000, at most a fifth, drawn under a fixed seed, are the test set."""
     path = place / FILE
     lines = _read_lines(path)
-    # Two thirds of the lines are there more than once: each is parsed once.
+    # Seven of ten lines repeat an earlier one: each is parsed once.
     numbers: dict[str, int] = {}
     which = np.fromiter((numbers.setdefault(line, len(numbers)) for line in lines), np.int64, len(lines))
     distinct = list(numbers)
