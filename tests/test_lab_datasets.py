@@ -24,6 +24,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_fixtures import KDD, connection, connections, kdd_files
 from rich.console import Console
 from torch.utils.data import TensorDataset
 
@@ -81,33 +82,6 @@ def imdb_files() -> dict[str, bytes]:
         "test/neg/0_3.txt": b"an unseen bad film",
         "test/pos/0_10.txt": b"good",
     }
-
-
-KDD = "kddcup.data_10_percent.gz"
-
-
-def connection(k: int, kind: str = "normal", protocol: str = "tcp", **columns: float) -> str:
-    """A line of 41 columns and a kind: column 4 is ``k``, ``c7=3`` sets another, the rest are 0."""
-    values = ["0"] * 41
-    values[1:5] = protocol, f"service_{k % 3}", "SF" if k % 2 else "REJ", f"{k}"
-    for name, value in columns.items():
-        values[int(name[1:])] = f"{value}"
-    return ",".join([*values, f"{kind}."])
-
-
-def connections(n: int = 60) -> list[str]:
-    """Every fifth a copy of one line, as most are in the publisher's file."""
-    kinds = ("smurf", "neptune", "normal", "back")
-    return [
-        connection(7, "smurf", "icmp", c22=511)
-        if k % 5 == 0
-        else connection(k, kinds[k % 4], ("tcp", "udp")[k % 2], c22=k * k, c36=f"{(k % 10) / 10:.2f}")
-        for k in range(n)
-    ]
-
-
-def kdd_files(lines: list[str] | None = None) -> dict[str, bytes]:
-    return {KDD: gzip.compress(("\n".join(lines or connections()) + "\n").encode())}
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from lab_fixtures import connections, kdd_files
 from typer.testing import CliRunner
 
 from adambs import cli
@@ -100,11 +101,12 @@ def test_the_balanced_error_counts_every_class_alike():
     assert found.balanced_error == pytest.approx(0.5)
 
 
-def test_a_table_is_trained_on_from_the_command_line(tmp_path, monkeypatch):
+def test_a_table_is_trained_on_from_the_command_line(tmp_path):
     """The experiment kdd on a small file of the publisher's format, from the data to the report."""
-    from test_lab_datasets import connections, kdd_files, write
-
-    write(tmp_path / "data" / "kddcup99", kdd_files(connections(400)))
+    folder = tmp_path / "data" / "kddcup99"
+    folder.mkdir(parents=True)
+    for name, content in kdd_files(connections(400)).items():
+        (folder / name).write_bytes(content)
     arguments = ["reproduce", "kdd", "--methods", "adam,adambs", "--seeds", "1", "--epochs", "3"]
     arguments += ["--batch-size", "32", "--slices", "3", "--threads", "1", "--data", str(tmp_path / "data")]
     done = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "run")])
