@@ -44,7 +44,7 @@ class Dataset:
     # The folder inside the publisher's archive.
     top: str = ""
     # What a place must hold, with the publisher's sizes; of kddcup99 the size of what is in the gzip, since
-    # the same data is in use in more than one packing.
+    # copies differ in how they are packed.
     members: tuple[tuple[str, int], ...] = ()
     # What a place may hold.
     extras: tuple[str, ...] = ()
