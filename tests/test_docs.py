@@ -55,7 +55,7 @@ def test_the_look_of_the_readme_runs():
     [code] = [block for block in blocks("README.md") if "def score" in block]
     x, y = torch.randn(300, 5), torch.randint(0, 3, (300,))
     train, model = torch.utils.data.TensorDataset(x, y), torch.nn.Linear(5, 3)
-    sampler = adambs.BanditSampler(300, 10, looking=adambs.Looking(cost=1e-6))
+    sampler = adambs.BanditSampler(300, 10, candidates=adambs.Candidates(cost=1e-6))
     names = {"adambs": adambs, "torch": torch, "train": train, "model": model, "sampler": sampler}
     exec(compile(code, "README.md", "exec"), names)
     for (batch, labels), draw in names["loader"]:

@@ -121,7 +121,7 @@ class Method(ABC):
     """Of the optimizer; ``lr`` is the task's unless it stands here."""
 
     untimed = 0.0
-    """Seconds that the clock shall forgive: what the oracle spends on knowing everything."""
+    """Seconds excluded from timing: what the oracle spends on knowing everything."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
