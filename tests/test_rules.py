@@ -1,16 +1,16 @@
-"""Exp3 and Uniform, and what a rule of one's own needs."""
+"""Exp3 and Uniform."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers import same, saved_and_loaded, taught
+from helpers import same, taught
 from hypothesis import given
 from hypothesis import strategies as st
 
 import adambs
-from adambs import _check, reference
+from adambs import reference
 from adambs.rules.exp3 import _algorithm_2, project
 from adambs.trees import SumTree
 from adambs.trees._floors import raised
@@ -240,38 +240,3 @@ def test_one_rule_object_configures_many_samplers():
     taught(small, 10)
     assert large.rule.step == adambs.BanditSampler(1000, 4, rule=adambs.Exp3(horizon=100)).rule.step
     np.testing.assert_allclose(large.probabilities(), 1 / 1000)
-
-
-class LastSeen(adambs.rules.TreeRule):
-    """A rule of a user's own: it raises weights, and has a state of its own for each example."""
-
-    def start(self, n, batch_size, initial_weights):
-        super().start(n, batch_size, initial_weights)
-        self.seen = np.zeros(n, np.int64)
-
-    def update(self, indices, ratios, scores):
-        self.seen[indices] += 1
-        self.tree.update(indices, 0.1 + scores)
-        return 0
-
-    def settings(self):
-        return {}
-
-    def state_dict(self):
-        return {**super().state_dict(), "seen": torch.from_numpy(self.seen.copy())}
-
-    def with_state(self, state):
-        new = super().with_state(state)
-        new.seen = _check.array(state, "seen", (self.n,), "int64").copy()
-        return new
-
-
-def test_a_rule_of_ones_own_raises_weights_and_resumes():
-    straight, first, second = (adambs.BanditSampler(30, 5, rule=LastSeen()) for _ in range(3))
-    taught(straight, 60)
-    taught(first, 60)
-    second.load_state_dict(saved_and_loaded(first.state_dict()))
-    assert straight.rule.seen.sum() > 0
-    assert straight.probabilities().max() > 2 / 30
-    assert same(straight.state_dict(), second.state_dict())
-    assert torch.equal(straight.draw().indices, second.draw().indices)

@@ -195,7 +195,7 @@ def test_variance_reduction_is_estimated_rightly():
     assert truth > 1.5
 
 
-class LazyRule(adambs.Rule):
+class LazyRule(adambs.rules.TreeRule):
     """Keeps the weights that it was given."""
 
     def update(self, indices, ratios, scores):
@@ -317,8 +317,8 @@ BAD_STATES = [
     (lambda: damaged(random__state={}), "state is damaged"),
     (lambda: damaged(counts=[1]), "counts"),
     (lambda: damaged(rule_state__weights=torch.ones(39)), r"shape \(39,\)"),
-    (lambda: damaged(rule_state__weights=torch.full((40,), math.nan)), "nan"),
-    (lambda: damaged(rule_state__weights=torch.zeros(40)), "zero"),
+    (lambda: damaged(rule_state__weights=torch.full((40,), math.nan).double()), "nan"),
+    (lambda: damaged(rule_state__weights=torch.zeros(40).double()), "zero"),
     (
         lambda: damaged(epoch__indices=torch.full((1, 8), 40), epoch__ratios=torch.ones(1, 8).double()),
         "outside the data set",

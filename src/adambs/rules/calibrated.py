@@ -24,6 +24,9 @@ _UNSEEN_GROUPS = 1
 # Scores are at most so many units, so that their squares are finite.
 _LARGEST = 1e50
 
+# A mean below this is zero: its root is beneath notice, and subnormal numbers are slow.
+_SMALLEST_MEAN = 1e-300
+
 # Examples are numbered by the smallest integers that can: half the memory, for up to two thousand million.
 _MOST_INT32 = 2**31 - 1
 
@@ -150,7 +153,7 @@ class Calibrated(Rule):
         new.bounds = _check.array(state, "bounds", (groups + 1,), "int64").copy()
         if new.bounds[0] or new.bounds[-1] != self.n or (np.diff(new.bounds) < 0).any():
             raise ValueError(f"state['bounds'] must rise from 0 to {self.n} in {groups} steps")
-        new.means = _check.array(state, "means", (groups,), most=_LARGEST**2).copy()
+        new.means = _check.array(state, "means", (groups,), most=_LARGEST**2, normal=True).copy()
         new.draws = _check.array(state, "draws", (groups,), most=self.memory, normal=True).copy()
         new.unit = _check.number(state, "unit", normal=True)
         order = _check.array(state, "order", (self.n,), self._order.dtype.name)
@@ -201,8 +204,8 @@ def _draw(
 ) -> tuple[Indices, Floats]:
     """Group g covers sums[g - 1] ... sums[g] of [0, sums[-1]], each member an equal part of it.
 
-    sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it for
-    a hundred million. Beyond the last member, by rounding, the last member is meant.
+    sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it
+    for a hundred million. Beyond the last member, by rounding, the last member is meant.
     """
     indices, ratios = np.empty(len(u), np.int64), np.empty(len(u))
     last = len(sums) - 1
@@ -266,6 +269,8 @@ def _calibrate(
         known = _in_units(scores[k], unit)
         draws[g] = min(draws[g] + 1.0, memory)
         means[g] += (known * known - means[g]) / max(draws[g], 1.0)
+        if means[g] < _SMALLEST_MEAN:
+            means[g] = 0.0
 
 
 @kernel

@@ -155,6 +155,8 @@ class Exp3(TreeRule):
         if self.offset == "baseline":  # after use: what is subtracted does not depend on the batch
             self._memory += (1.0 - _DECAY) * (1.0 - self._memory)
             self.baseline += (1.0 - _DECAY) / self._memory * (float(x_squared.mean()) - self.baseline)
+            if self.baseline < _check.SMALLEST_NORMAL:
+                self.baseline = 0.0
         return int(np.count_nonzero(scores > self.L))
 
     def _move(self, tree: LastingFloor, indices: Indices, growth: Floats) -> None:
@@ -187,8 +189,8 @@ class Exp3(TreeRule):
         if least < self.p_min * (1 - 1e-9):
             raise ValueError(f"state['weights'] make p as small as {least}/n, below p_min = {self.p_min}/n")
         if self.offset == "baseline":
-            new.baseline = _check.number(state, "baseline", 0.0, 1.0)
-            new._memory = _check.number(state, "memory", 0.0, 1.0)
+            new.baseline = _check.number(state, "baseline", 0.0, 1.0, normal=True)
+            new._memory = _check.number(state, "memory", 0.0, 1.0, normal=True)
         return new
 
 

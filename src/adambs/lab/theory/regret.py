@@ -22,7 +22,7 @@ from adambs._types import Floats, Indices
 from adambs.lab.theory import bounds
 from adambs.lab.theory.errata import rho_3_ratio
 from adambs.lab.theory.heavy_tailed import LOGISTIC, expected_squares, sigmoid
-from adambs.rules import Exp3, Rule, Uniform
+from adambs.rules import Exp3, Rule, TreeRule, Uniform
 from adambs.sampler import BanditSampler
 
 Advance = Callable[[str], None]
@@ -33,7 +33,7 @@ C = 0.3  # p_min = C / (number of groups)
 TARGET = 0.1  # steps until f(theta_t) - f* is this fraction of what it was
 
 
-class Fixed(Rule):
+class Fixed(TreeRule):
     """Draws from its initial weights for ever: the best p, given by an oracle."""
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
