@@ -109,6 +109,7 @@ class Exp3(TreeRule):
         if initial_weights is not None:
             initial_weights = project(initial_weights, self.p_min / n)
         super().start(n, batch_size, initial_weights)
+        self._raised_p_min = raised(self.p_min / n, n)
         self.baseline, self._memory = 0.0, 0.0
         c = self.p_min
         if self._alpha_p is not None:
@@ -130,12 +131,14 @@ class Exp3(TreeRule):
         """Lines 2 to 5 of Algorithm 2. O(K log n)."""
         if isinstance(self.tree, LastingFloor):
             return self._update_with_offset(self.tree, indices, ratios, scores)
-        tree, c, p_min = self.tree, self.p_min, raised(self.p_min / self.n, self.n)
+        tree, p_min = self.tree, self._raised_p_min
         changed, floor, clipped = _algorithm_2(
-            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, c, p_min
+            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, self.p_min, p_min
         )
         tree.refresh(changed)
-        if floor * self.n < c * tree.total:  # little is left of the old total: its rounding was too much
+        if (
+            floor * self.n < self.p_min * tree.total
+        ):  # little is left of the old total: its rounding was too much
             tree.leaves[changed] = np.maximum(tree.leaves[changed], p_min * tree.total)
             tree.refresh(changed)
         exponent = math.frexp(tree.total)[1]
