@@ -136,9 +136,8 @@ class Exp3(TreeRule):
             tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, self.p_min, p_min
         )
         tree.refresh(changed)
-        if (
-            floor * self.n < self.p_min * tree.total
-        ):  # little is left of the old total: its rounding was too much
+        if floor * self.n < self.p_min * tree.total:
+            # So little is left of the old total that its rounding showed in the undrawn mass.
             tree.leaves[changed] = np.maximum(tree.leaves[changed], p_min * tree.total)
             tree.refresh(changed)
         exponent = math.frexp(tree.total)[1]
@@ -209,7 +208,10 @@ def project(weights: Floats, p_min: float) -> Floats:
     rest = np.cumsum(ascending[::-1])[::-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         c = (1 - np.arange(len(weights)) * p_min) / rest
-        m = int(np.argmax(c * ascending >= p_min))
+        fits = c * ascending >= p_min
+    if not fits.any():  # only by rounding, if p_min is nearly 1/n
+        return np.ones(len(weights))
+    m = int(np.argmax(fits))
     projected: Floats = np.maximum(p_min, c[m] * (weights / total))
     return projected
 
