@@ -50,7 +50,7 @@ class Calibrated(Rule):
     here ninety arms learn from all draws.
 
     The rule is ours; the optimum is eq. (4) of the paper with an expectation for the unknown norm.
-    O(K) a step plus O(number of groups), whatever n is; 8 bytes an example, none of them before it is seen.
+    O(K) a step plus O(number of groups), whatever n is; 8 bytes an example, taken as they are first written.
 
     Args:
         uniform: share of the uniform distribution in p, against surprises within a group.
@@ -84,7 +84,7 @@ class Calibrated(Rule):
         self.bounds = np.zeros(groups + 1, np.int64)
         self.bounds[_SCORED + 1 :] = n
         # Which example is where, and where each example is, both kept as the XOR with the position: all zero
-        # means that nothing has moved, and zeros take no time and no memory before they are written.
+        # means that nothing has moved, and the system hands out zeros, page by page, when they are written.
         self._order, self._place = _zeros(n), _zeros(n)
         if initial_weights is not None:
             self.unit = float(initial_weights.max())
