@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import adambs
+from adambs._types import Floats
 from adambs.lab import machine
 from adambs.lab.plain_tree import PlainTree
 
-Floats = NDArray[np.float64]
 # A tree candidate draws a batch for the given u and then writes the given weights to what it drew.
 DrawAndUpdate = Callable[[Floats, Floats], None]
 
