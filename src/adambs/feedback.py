@@ -79,7 +79,7 @@ def _number(value: Any) -> int:
 
 
 Arrived = tuple[Draw, Floats, bool]
-"""A draw, its scores, and whether the caller knew it by its number alone."""
+"""A draw, its scores, and whether the caller knew it by its number alone, or had a copy of it."""
 
 
 class Report:
@@ -103,7 +103,7 @@ class Report:
         self.skipped = skipped
         """Waits for whether the optimizer's step was skipped, and the scores are to be dropped."""
         self.by_number = False
-        """Whether the caller knew the draw by its number alone."""
+        """Whether the caller knew the draw by its number alone, or had a copy of it."""
 
 
 class Policy(ABC):
@@ -176,7 +176,7 @@ class Feedback:
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Check what can be checked now, and start the rest. Changes nothing."""
         report = self._policy.begin(draw, scores, awaited, skipped)
-        report.by_number = not isinstance(draw, Draw)
+        report.by_number = draw is not report.draw
         return report
 
     def accept(self, report: Report, awaited: Awaited) -> Iterator[Arrived]:

@@ -35,6 +35,10 @@ class Mistakes:
         self._equal: list[float] = []
         self._batches = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the draws: a copy of a draw does not know what is done with the original."""
+        return {**self.__dict__, "_to_weight": deque()}
+
     def feedback(self, draw: Draw, scores: Floats, *, by_number: bool) -> None:
         """A draw has come back with its scores."""
         if self._weighted < _PATIENCE and not by_number and not draw.even:

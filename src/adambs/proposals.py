@@ -23,7 +23,15 @@ class Passes:
     def __init__(self, n: int, seed: int, number: int = 0, position: int = 0) -> None:
         self._n, self._seed = n, seed
         self._number, self._position = number, position
-        self._order = Permutation(n, seed, number)
+        self._order = self._shuffled()
+
+    def _shuffled(self) -> Permutation:
+        """The order of the present pass.
+
+        The numbers of its key begin with one: (seed, 0) has the very random bits of :class:`RandomStream`,
+        and independence would hang on which of these bits NumPy uses for what.
+        """
+        return Permutation(self._n, self._seed, self._number + 1)
 
     @property
     def under_way(self) -> bool:
@@ -49,7 +57,7 @@ class Passes:
             self._position = stop
             if stop == self._n:
                 self._number, self._position = self._number + 1, 0
-                self._order = Permutation(self._n, self._seed, self._number)
+                self._order = self._shuffled()
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:

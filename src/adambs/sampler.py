@@ -309,6 +309,8 @@ class BanditSampler:
         """
         chosen = np.arange(self.n) if indices is None else _check.indices("indices", indices, self.n)
         size = _check.whole("batch_size", batch_size, least=1)
+        with self._lock:
+            self._learn_what_is_late()  # older than what is seen now, and must not overwrite it
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             scores = _check.vector("scores", score(torch.from_numpy(part.copy())), len(part))
