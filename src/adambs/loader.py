@@ -133,6 +133,7 @@ class BanditLoader:
             not plain
             or type(order) not in (RandomSampler, SequentialSampler)
             or getattr(order, "_num_samples", None)
+            or getattr(order, "replacement", False)
         ):
             raise ValueError(
                 f"loader chooses its examples by {type(order if plain else loader.batch_sampler).__name__}, "
