@@ -187,8 +187,8 @@ def number(
     return converted
 
 
-def count(state: Any, name: str, least: int = 0, most: int = 2**63 - 1, *, path: str = "state") -> int:
-    """``state[name]`` as a whole number in ``least`` ... ``most``."""
+def count(state: Any, name: str, least: int = 0, most: int = 2**53, *, path: str = "state") -> int:
+    """``state[name]`` as a whole number in ``least`` ... ``most``: no run counts beyond 2^53."""
     value = entry(state, name, path)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(

@@ -70,7 +70,7 @@ class Candidates:
     @property
     def gain(self) -> float:
         """By how much a look would lower the variance of the batch."""
-        left = 1 / self.tau**2
+        left = 1 / (self.tau * self.tau)  # a power would raise where a product is infinite
         return 1 / (left + (1 - left) / self.multiple)
 
     @property

@@ -133,18 +133,20 @@ class BanditLoader:
             not plain
             or type(order) not in (RandomSampler, SequentialSampler)
             or getattr(order, "_num_samples", None)
+            or getattr(order, "replacement", False)
         ):
             raise ValueError(
                 f"loader chooses its examples by {type(order if plain else loader.batch_sampler).__name__}, "
                 "and only one can: take a DataLoader without a sampler of its own"
             )
-        if loader.batch_size != sampler.batch_size:
+        batches: Any = loader.batch_sampler or loader  # whichever knows how large they are
+        if batches.batch_size != sampler.batch_size:
             raise ValueError(
-                f"loader has batch_size {loader.batch_size} and the sampler {sampler.batch_size}: "
+                f"loader has batch_size {batches.batch_size} and the sampler {sampler.batch_size}: "
                 "build the sampler with BanditSampler(len(dataset), loader.batch_size)"
             )
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER}
-        taken["drop_last"] = loader.drop_last
+        taken["drop_last"] = batches.drop_last
         if loader.collate_fn is not default_collate:
             taken["collate_fn"] = loader.collate_fn
         if loader.generator is None:

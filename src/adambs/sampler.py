@@ -361,8 +361,8 @@ class BanditSampler:
 
         Their draws are awaited by number. :class:`BanditLoader` also says which batch is which draw.
         """
-        caller = sys._getframe(1)
-        if caller.f_code.co_qualname.startswith("BatchSampler."):
+        caller = sys._getframe(1).f_code.co_qualname
+        if caller.startswith(("BatchSampler.", "_BatchSamplerIterator.")):  # torch's, torchdata's
             raise TypeError(
                 "DataLoader(sampler=...) takes single examples, and a BanditSampler draws batches: give "
                 "it as batch_sampler=, or use adambs.BanditLoader(dataset, sampler)"
@@ -371,11 +371,13 @@ class BanditSampler:
 
     def _batches(self) -> Iterator[list[int]]:
         epoch = self.epochs.begin()
-        while epoch.delivered < len(self):
-            draw = self.draw()
-            epoch.delivered += 1
-            epoch.finished = epoch.delivered == len(self)
-            yield draw._indices.tolist()
+        try:
+            while epoch.delivered < len(self):
+                draw = self.draw()
+                epoch.delivered += 1
+                yield draw._indices.tolist()
+        finally:
+            epoch.leave()
 
     # ----------------------------------------------------------------------------------------------
     # State
