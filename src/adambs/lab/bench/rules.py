@@ -41,7 +41,7 @@ def measure(n: int, k: int, *, seconds: float) -> dict[str, Any]:
 
 
 def scores_of(draw: adambs.Draw, random: np.random.Generator) -> Any:
-    """Scores that differ between examples and wobble between visits. Asks for the weights, as training does."""
+    """Scores that differ between examples and wobble between visits. Asks for weights, as training does."""
     _ = draw.weights  # else the sampler warns that nobody uses them
     mixed = draw.indices.numpy() * 2654435761 % 1000 / 1000
     return mixed**2 * random.uniform(0.5, 1, len(draw))
