@@ -41,6 +41,12 @@ def whole(name: str, value: Any, *, least: int) -> int:
     return number
 
 
+def instance(name: str, value: Any, kind: type, hint: str = "") -> None:
+    """``value`` is None or a ``kind``."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}{hint and ' '}{hint}, not {value!r}")
+
+
 def positive(name: str, value: Any) -> float:
     """``value`` as a positive, finite float."""
     number = _real(name, value)

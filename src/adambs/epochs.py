@@ -87,3 +87,12 @@ class Epochs:
             raise ValueError(f"state['ahead'] must have draws in the order of their numbers, not {numbers}")
         new._resuming = True
         return new
+
+
+def refuse_to_sample_single_examples(caller: str) -> None:
+    """Raise if ``caller``, the name of a function, gathers what we yield into batches of its own."""
+    if caller.startswith(("BatchSampler.", "_BatchSamplerIterator.")):  # torch's, torchdata's
+        raise TypeError(
+            "DataLoader(sampler=...) takes single examples, and a BanditSampler draws batches: give it as "
+            "batch_sampler=, or use adambs.BanditLoader(dataset, sampler)"
+        )

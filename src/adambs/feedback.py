@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ from adambs.draw import Draw
 
 # A draw may never come back. So many are remembered at most, and so many examples in all of them.
 _MOST_DRAWS, _MOST_EXAMPLES = 1024, 1 << 22
+
+
+DrawOrNumber = Draw | int | torch.Tensor
+"""A draw, its number, or the tensor of it that a batch carries."""
 
 
 class Awaited:
@@ -31,6 +35,13 @@ class Awaited:
         self._draws[draw.number] = draw
         if len(self._draws) > self.most:
             del self._draws[next(iter(self._draws))]
+
+    def expect(self, ahead: Iterable[Draw]) -> None:
+        """Wait for the draws that a loaded state has on their way."""
+        for draw in ahead:
+            if draw.number >= self.following:
+                raise ValueError(f"state['epochs'] is damaged: draw {draw.number} was not made yet")
+            self.add(draw)
 
     def find(self, draw: Any) -> Draw:
         """The draw that is meant, by itself or by its number; or an error."""

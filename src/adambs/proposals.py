@@ -1,11 +1,12 @@
 """Where indices come from: passes over all examples in a random order, or independent draws from a rule."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adambs import _check
 from adambs._types import Floats, Indices, State
+from adambs.gate import Gate
 from adambs.permutation import Permutation
 from adambs.rules.base import Rule
 
@@ -105,6 +106,55 @@ class RandomStream:
         return stream
 
 
-def independent(rule: Rule, random: RandomStream, count: int, *, stratified: bool) -> tuple[Indices, Floats]:
-    """``count`` examples from the rule's p, with replacement, and their ratios n p. O(count log n)."""
-    return rule.draw(random.stratified(count) if stratified else random.uniform(count))
+class Proposal(NamedTuple):
+    """Some examples to train on, or to score."""
+
+    indices: Indices
+    ratios: Floats
+    """n times the probability of each."""
+    reshuffled: bool
+    """Whether they are from a pass, or at least the first of them."""
+
+
+class Sources(NamedTuple):
+    """Where examples come from: a pass that has to be finished first, else p if it pays, else a new pass."""
+
+    rule: Rule
+    random: RandomStream
+    passes: Passes
+    gate: Gate
+    stratified: bool
+
+    def batch(self, K: int) -> Proposal:
+        """K examples to train on. Where a pass ends within a batch, the choice is made again."""
+        if not self._pass_is_due():
+            return Proposal(*self._from_rule(K), reshuffled=False)
+        indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
+        missing = K - len(indices)
+        if missing:
+            more, ratios[-missing:] = self.batch(missing)[:2]
+            indices = np.concatenate([indices, more])
+        return Proposal(indices, ratios, reshuffled=True)
+
+    def candidates(self, K: int, B: int) -> Proposal | None:
+        """B examples to choose K from; None if a pass has too few left to choose from.
+
+        They are drawn from p or, where a pass is due, they are the next of it, without taking them. Take K
+        of them afterwards, as without a look: when a pass ends must not depend on what it shows, and so it
+        stays unbiased (docs/algorithm.md).
+        """
+        if not self._pass_is_due():
+            return Proposal(*self._from_rule(B), reshuffled=False)
+        if self.passes.left <= K:
+            return None
+        indices = self.passes.peek(min(B, self.passes.left))
+        return Proposal(indices, np.ones(len(indices)), reshuffled=True)
+
+    def _pass_is_due(self) -> bool:
+        return self.passes.under_way or not self.gate.decide()
+
+    def _from_rule(self, count: int) -> tuple[Indices, Floats]:
+        """With replacement, and their ratios. O(count log n)."""
+        return self.rule.draw(
+            self.random.stratified(count) if self.stratified else self.random.uniform(count)
+        )

@@ -1,7 +1,8 @@
 """A sampler's state is a loop over its parts: how it is put together, read and refused."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from adambs import _check
 from adambs._types import State
@@ -22,9 +23,32 @@ class Part(Protocol):
         ...
 
 
-def put_together(identity: dict[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
-    """A state: what it belongs to, and the state of each part under the part's name."""
-    return {"format": FORMAT, **identity, **{name: part.state_dict() for name, part in parts.items()}}
+class MadeOfParts(ABC):
+    """Something whose state is a loop over its parts, taken whole or not at all."""
+
+    PARTS: ClassVar[tuple[str, ...]]
+    """The names of the attributes that are parts."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What a state must share with whom it is loaded into. Plain values."""
+
+    @abstractmethod
+    def adopt(self, parts: dict[str, Any]) -> None:
+        """Take the parts that :meth:`parse_state` has returned; cannot fail."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it belongs to, and the state of each part under the part's name. Tensors and plain numbers."""
+        parts = {name: getattr(self, name).state_dict() for name in self.PARTS}
+        return {"format": FORMAT, **self.identity(), **parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state from :meth:`state_dict`, or raise ``ValueError`` and keep the old one."""
+        self.adopt(self.parse_state(state))
+
+    def parse_state(self, state: Any) -> dict[str, Any]:
+        """Read and check a state, for :meth:`adopt`; changes nothing."""
+        return read(state, self.identity(), {name: getattr(self, name) for name in self.PARTS})
 
 
 def read(state: Any, identity: dict[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
