@@ -1,10 +1,12 @@
 """BanditLoader: each batch with its own draw, through a real DataLoader."""
 
 import copy
+import gc
 import itertools
 import math
 import pickle
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -290,6 +292,25 @@ def test_two_iterations_at_once_of_persistent_workers_are_refused():
     next(one), next(two)
     with pytest.raises(RuntimeError, match="batches must keep their order"):
         next(one)
+
+
+def test_workers_end_with_their_loader():
+    """Not when the garbage collector comes by, which may be in a worker of another loader."""
+    loader = adambs.BanditLoader(
+        Squares(), adambs.BanditSampler(50, 4), num_workers=1, persistent_workers=True
+    )
+    for _ in loader:
+        break
+    (worker,) = loader.dataloader._iterator._workers
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None
+        worker.join(60)
+        assert not worker.is_alive()
+    finally:
+        gc.enable()
 
 
 # ----------------------------------------------------------------------------------------------
