@@ -24,6 +24,7 @@ class Passes:
         self._n, self._seed = n, seed
         self._number, self._position = number, position
         self._order = Permutation(n, seed, number)
+        self._order.warm_up()
 
     @property
     def under_way(self) -> bool:
