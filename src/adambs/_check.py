@@ -102,12 +102,11 @@ def vector(name: str, values: Any, length: int, *, finite: bool = True) -> NDArr
     Finite and not negative, unless ``finite`` is False: then that is the caller's to check. O(length).
     """
     if isinstance(values, torch.Tensor):
-        if values.device.type == "meta":
+        if values.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values: give a real tensor")
         if values.dtype.is_complex:
             raise TypeError(f"{name} must be real numbers, not {values.dtype}")
-        values = values.detach().cpu()
-        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy(force=True)
     try:
         array = np.asarray(values)
     except ValueError:

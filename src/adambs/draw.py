@@ -4,6 +4,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import kernel
@@ -117,7 +118,7 @@ class Draw:
     def even(self) -> bool:
         """Whether all weights are one."""
         if self._even is None:
-            self._even = _all_one(self._ratios)
+            self._even = self._ratios.item(0) == 1.0 and _all_one(self._ratios)
         return self._even
 
     @property
@@ -141,10 +142,10 @@ class Draw:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
         key = like.dtype, like.device
         if key not in self._tensors:
-            shares = self._weights() / len(self)
-            if like.dtype == torch.float32:
-                shares = shares.astype(np.float32)
-            tensor = torch.from_numpy(shares)
+            if like.dtype == torch.float32 and self.correction == 1.0:
+                tensor = torch.from_numpy(_shares_of_inverses(self._ratios))
+            else:
+                tensor = torch.from_numpy(self._weights() / len(self)).to(like.dtype)
             # Apple's devices read memory that is freed too soon (pytorch issue 189690): there the copy waits.
             late = like.device.type != "mps"
             self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=late)
@@ -253,3 +254,12 @@ def _all_one(ratios: Floats) -> bool:
         if r != 1.0:
             return False
     return True
+
+
+@kernel
+def _shares_of_inverses(ratios: Floats) -> NDArray[np.float32]:
+    """1 / (K r) as float32: the usual weights, in one call instead of three."""
+    shares = np.empty(len(ratios), np.float32)
+    for k in range(len(ratios)):
+        shares[k] = 1.0 / ratios[k] / len(ratios)
+    return shares

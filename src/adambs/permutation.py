@@ -79,6 +79,11 @@ class Permutation:
             self._stored = shuffled.astype(np.int64, copy=False)
         return self._stored[start:stop].copy()
 
+    def warm_up(self) -> None:
+        """Load the kernel, if one is needed: some ten milliseconds that :meth:`take` would wait for."""
+        if self._n > _STORED:
+            self._computed(0, 0)
+
     def _computed(self, start: int, stop: int) -> Indices:
         """The same by the network, whatever n is: the tests try every small n."""
         if self._network is None:

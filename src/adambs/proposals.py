@@ -25,6 +25,7 @@ class Passes:
         self._n, self._seed = n, seed
         self._number, self._position = number, position
         self._order = self._shuffled()
+        self._order.warm_up()
 
     def _shuffled(self) -> Permutation:
         """The order of the present pass.

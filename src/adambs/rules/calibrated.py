@@ -21,6 +21,9 @@ _LOWEST = -20 * _PER_OCTAVE
 _SCORED = 30 * _PER_OCTAVE
 _UNSEEN_GROUPS = 1
 
+# The square of the middle of each group, in units.
+_MIDDLES_SQUARED = np.array([(2.0 ** ((g + _LOWEST + 0.5) / _PER_OCTAVE)) ** 2 for g in range(_SCORED)])
+
 # Scores are at most so many units, so that their squares are finite.
 _LARGEST = 1e50
 
@@ -113,7 +116,9 @@ class Calibrated(Rule):
 
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""
-        return self.group_ratios[self.groups(indices)]
+        if indices is None:
+            return self.group_ratios[self.groups()]
+        return _ratios(self._place, self.bounds, self.group_ratios, indices)
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Learn what the groups of the drawn are worth, then put each into the group of its new score."""
@@ -123,9 +128,19 @@ class Calibrated(Rule):
         """The same for scores of any examples. O(K + groups)."""
         if not self.unit:
             self.unit = first_unit(scores)
-        _calibrate(self._place, self.bounds, self.means, self.draws, indices, scores, self.unit, self.memory)
-        _regroup(self._order, self._place, self.bounds, indices, scores, self.unit)
-        self._settle()
+        self.group_ratios, self.group_sums = _learn(
+            self._order,
+            self._place,
+            self.bounds,
+            self.means,
+            self.draws,
+            indices,
+            scores,
+            self.unit,
+            self.memory,
+            self.prior,
+            self.uniform,
+        )
         return 0
 
     def spread(self) -> tuple[float, float]:
@@ -288,8 +303,7 @@ def _settled(
     for g in range(groups):
         value = means[g]
         if g < _SCORED:
-            middle = 2.0 ** ((g + _LOWEST + 0.5) / _PER_OCTAVE)
-            value += (middle * middle - value) * (prior / (draws[g] + prior))
+            value += (_MIDDLES_SQUARED[g] - value) * (prior / (draws[g] + prior))
         ratios[g] = np.sqrt(value)
         total += ratios[g] * (bounds[g + 1] - bounds[g])
     scale = (1.0 - uniform) * bounds[groups] / total if total > 0.0 else 0.0
@@ -339,3 +353,32 @@ def _group_all(order: Numbers, place: Numbers, bounds: Indices, scores: Floats, 
         g = _group_of(_in_units(scores[j], unit))
         order[following[g]] = place[j] = following[g] ^ j
         following[g] += 1
+
+
+@kernel
+def _ratios(place: Numbers, bounds: Indices, group_ratios: Floats, indices: Indices) -> Floats:
+    """The ratio of the group of each example."""
+    ratios = np.empty(len(indices))
+    for k in range(len(indices)):
+        ratios[k] = group_ratios[_group(bounds, place[indices[k]] ^ indices[k])]
+    return ratios
+
+
+@kernel
+def _learn(
+    order: Numbers,
+    place: Numbers,
+    bounds: Indices,
+    means: Floats,
+    draws: Floats,
+    indices: Indices,
+    scores: Floats,
+    unit: float,
+    memory: float,
+    prior: float,
+    uniform: float,
+) -> tuple[Floats, Floats]:
+    """A whole update in one call, which costs less than three."""
+    _calibrate(place, bounds, means, draws, indices, scores, unit, memory)
+    _regroup(order, place, bounds, indices, scores, unit)
+    return _settled(bounds, means, draws, prior, uniform)
