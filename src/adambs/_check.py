@@ -122,6 +122,14 @@ def vector(name: str, values: Any, length: int, *, finite: bool = True) -> NDArr
     return array
 
 
+def positive_somewhere(name: str, values: Any, length: int) -> NDArray[np.float64]:
+    """A :func:`vector` that is not all zero."""
+    array = vector(name, values, length)
+    if not array.any():
+        raise ValueError(f"{name} are all zero: give some example a positive weight")
+    return array
+
+
 def indices(name: str, values: Any, n: int) -> NDArray[np.int64]:
     """``values`` as a new array of examples 0 .. n-1."""
     array = np.asarray(values)

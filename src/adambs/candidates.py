@@ -4,13 +4,16 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from adambs import _check
 from adambs._jit import kernel
 from adambs._types import Floats, Indices, State
+from adambs.draw import Draw
 from adambs.proposals import RandomStream
 
 # The cost of a look is the median of the first looks over that of the last steps. No look is made to
@@ -22,6 +25,13 @@ _DECAY = 0.99
 
 # Share of the uniform distribution in the choice among candidates: no weight grows by more than 1/this.
 _UNIFORM_CHOICE = 0.1
+
+
+Score = Callable[[torch.Tensor], Any]
+"""From the indices of some examples to their scores: a forward pass without gradients."""
+
+Look = Callable[[Draw], Any]
+"""From some candidates to their scores, likewise."""
 
 
 class Candidates:
@@ -89,13 +99,13 @@ class Candidates:
         if self._cost is None and self._left_at is not None:
             self._step_seconds.append(time.perf_counter() - self._left_at)
 
-    def looked(self, seconds: float) -> None:
-        """A look took so long. When there are enough of them, the cost is recorded."""
+    def looked(self, seconds: float, agreed: Callable[[float], float] = float) -> None:
+        """A look took so long. When there are enough of them, the cost is recorded, as is ``agreed`` on."""
         if self._cost is None:
             self._look_seconds.append(seconds)
             if len(self._look_seconds) == _LOOKS:
                 ratio = statistics.median(self._look_seconds) / statistics.median(self._step_seconds)
-                self._cost = max(ratio / self.multiple, 1e-6)
+                self._cost = agreed(max(ratio / self.multiple, 1e-6))
 
     def left(self) -> None:
         """The draw is done: what follows until the next is the step."""

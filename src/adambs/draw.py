@@ -23,7 +23,8 @@ class Carried(NamedTuple):
     indices: torch.Tensor
     """Which examples of the data set."""
     weights: torch.Tensor
-    """1/(n p) as float32."""
+    """1/(n p) as float32. In one of several unequal parts of a batch also times what makes the mean over this
+    part and then over the processes the mean over the batch."""
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`."""
@@ -43,15 +44,19 @@ class Draw:
     __slots__ = (
         "_even",
         "_indices",
+        "_mean_weight",
         "_p_ratios",
         "_ratios",
+        "_share",
         "_tensors",
         "_weighted",
+        "_whole",
         "correction",
         "learned",
         "n",
         "number",
         "positions",
+        "start",
     )
 
     number: int
@@ -63,6 +68,8 @@ class Draw:
     """Whether the rule has learned from it already: it was chosen among candidates, and they taught it."""
     positions: Indices | None
     """Which of the candidates were chosen, if there were any. Not saved."""
+    start: int
+    """Where this part begins in the draw of all processes; 0 if there is one process."""
 
     def __init__(
         self,
@@ -83,6 +90,45 @@ class Draw:
         self._even: bool | None = None
         self._weighted = False
         self.positions = None
+        self.start = 0
+        self._whole: Draw | None = None
+        self._share: float | None = None  # of a part: what the mean takes in the place of 1 / K
+        self._mean_weight: float | None = None  # of a part: the mean of the whole draw's weights before it
+
+    def part(self, start: int, stop: int, parts: int) -> "Draw":
+        """The examples from ``start`` to ``stop``, for one of so many processes that share this draw.
+
+        The mean over all processes of the parts' :meth:`mean` is that of this draw, and the weights are the
+        ones that this draw has for them.
+        """
+        part = Draw(
+            self.number,
+            self._indices[start:stop],
+            self._ratios[start:stop],
+            self.n,
+            correction=self.correction,
+            p_ratios=self._p_ratios[start:stop],
+            learned=self.learned,
+        )
+        part.start, part._whole, part._share = start, self, parts / len(self)
+        if self.correction != 1.0:
+            part._mean_weight = float(self._raw_weights().mean())
+        if self.positions is not None:
+            part.positions = self.positions[start:stop]
+        return part
+
+    @property
+    def whole(self) -> "Draw":
+        """The draw of all processes, of which this is a part; this one itself if there is one process."""
+        return self if self._whole is None else self._whole
+
+    def alone(self) -> "Draw":
+        """The same without the other processes' parts: all that a worker needs, in fewer bytes."""
+        if self._whole is None:
+            return self
+        copy = _rebuilt(*self._arguments(None))
+        copy.positions = self.positions
+        return copy
 
     @property
     def indices(self) -> torch.Tensor:
@@ -101,18 +147,28 @@ class Draw:
         """1/(n p_j) of each drawn example: float64, shape (K,).
 
         After a choice among candidates they also make up for the choice. With a ``correction`` below one,
-        (1/(n p_j))^correction, divided by their mean over the batch; a choice among candidates is always
-        corrected in full.
+        (1/(n p_j))^correction, divided by their mean over the batch (that of all processes); a choice among
+        candidates is always corrected in full.
         """
-        self._weighted = True
+        self._note_weighting()
         return torch.from_numpy(self._weights())
 
     def _weights(self) -> Floats:
+        weights = self._raw_weights()
+        if self.correction != 1.0:
+            weights /= weights.mean() if self._mean_weight is None else self._mean_weight
+        return weights
+
+    def _raw_weights(self) -> Floats:
         weights: Floats = 1.0 / self._ratios
         if self.correction != 1.0:
             weights *= self._p_ratios ** (1.0 - self.correction)
-            weights /= weights.mean()
         return weights
+
+    def _note_weighting(self) -> None:
+        self._weighted = True
+        if self._whole is not None:
+            self._whole._weighted = True
 
     @property
     def even(self) -> bool:
@@ -130,19 +186,24 @@ class Draw:
         """(1/K) sum_k losses[k] / (n p_k), eq. (1): its gradient is the unbiased estimate G_hat.
 
         ``losses`` is one loss for each drawn example, in the order of the batch: ``reduction="none"``.
+
+        Of a part of a batch of B examples that W processes share: (W/B) sum_k losses[k] / (n p_k), so that
+        the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
         check_losses(losses, len(self))
-        self._weighted = True
+        self._note_weighting()
         losses = losses.float() if losses.dtype in _HALF else losses
         if self.even:
-            return losses.mean()
+            return losses.mean() if self._share is None else losses.sum() * self._share
         return torch.dot(losses, self._shares(losses))
 
     def _shares(self, like: torch.Tensor) -> torch.Tensor:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
         key = like.dtype, like.device
         if key not in self._tensors:
-            if like.dtype == torch.float32 and self.correction == 1.0:
+            if self._share is not None:
+                tensor = torch.from_numpy(self._weights() * self._share).to(like.dtype)
+            elif like.dtype == torch.float32 and self.correction == 1.0:
                 tensor = torch.from_numpy(_shares_of_inverses(self._ratios))
             else:
                 tensor = torch.from_numpy(self._weights() / len(self)).to(like.dtype)
@@ -153,14 +214,19 @@ class Draw:
 
     def carried(self) -> Carried:
         """The draw as tensors that travel in a batch."""
+        weights = self._weights()
+        if self._share is not None:
+            weights *= self._share * len(self)  # one, unless the parts are unequal
         return Carried(
             torch.full((len(self),), self.number, dtype=torch.int64),
             torch.from_numpy(self._indices.copy()),
-            torch.from_numpy(self._weights()).float(),
+            torch.from_numpy(weights).float(),
         )
 
     def to_list(self) -> list[Any]:
-        """Everything as plain numbers, for a checkpoint. A list, which no checkpoint takes apart."""
+        """The whole draw as plain numbers, for a checkpoint. A list, which no checkpoint takes apart."""
+        if self._whole is not None:
+            return self._whole.to_list()
         arrays = (self._indices, self._ratios, self._p_ratios)
         return [self.number, self.correction, self.learned, *(array.tolist() for array in arrays)]
 
@@ -189,24 +255,33 @@ class Draw:
         )
 
     def same_as(self, other: "Draw") -> bool:
-        """Whether ``other`` is this draw or a copy of it."""
-        return self is other or (
+        """Whether ``other`` is this draw, a part of it, or a copy of either."""
+        if self is other or self is other._whole:
+            return True
+        there = slice(other.start, None if other._share is None else other.start + len(other))
+        return (
             self.number == other.number
-            and np.array_equal(self._indices, other._indices)
-            and np.array_equal(self._ratios, other._ratios)
+            and np.array_equal(self._indices[there], other._indices)
+            and np.array_equal(self._ratios[there], other._ratios)
         )
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (
+        return _rebuilt, self._arguments(self._whole)
+
+    def _arguments(self, whole: "Draw | None") -> tuple[Any, ...]:
+        """All that a copy is made from."""
+        return (
             (self.number, self._indices, self._ratios, self.n),
             {"correction": self.correction, "p_ratios": self._p_ratios, "learned": self.learned},
+            None if self._share is None else (self.start, self._share, self._mean_weight, whole),
         )
 
     def __repr__(self) -> str:
-        return f"Draw({self.number}: {len(self)} of {self.n})"
+        of_whole = "" if self._whole is None else f", from {self.start} in a batch of {len(self._whole)}"
+        return f"Draw({self.number}: {len(self)} of {self.n}{of_whole})"
 
     # A draw that is taken for a tensor has been unpacked in the wrong place.
 
@@ -225,8 +300,13 @@ class Draw:
         )
 
 
-def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any]) -> Draw:
-    return Draw(*arguments, **options)
+def _rebuilt(
+    arguments: tuple[Any, ...], options: dict[str, Any], of_part: tuple[Any, ...] | None = None
+) -> Draw:
+    draw = Draw(*arguments, **options)
+    if of_part is not None:
+        draw.start, draw._share, draw._mean_weight, draw._whole = of_part
+    return draw
 
 
 def check_losses(losses: Any, K: int) -> None:

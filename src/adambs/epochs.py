@@ -1,12 +1,16 @@
 """Where a loader stands in its epoch. Saved with the sampler, so that a run can stop anywhere."""
 
+import sys
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from adambs import _check
 from adambs._types import State
 from adambs.draw import Draw
+from adambs.processes import Processes
 
 
 @dataclass(eq=False)
@@ -87,6 +91,46 @@ class Epochs:
             raise ValueError(f"state['ahead'] must have draws in the order of their numbers, not {numbers}")
         new._resuming = True
         return new
+
+
+class InEpochs(ABC):
+    """Something that draws batches, in epochs: a ``batch_sampler`` for a DataLoader."""
+
+    n: int
+    batch_size: int
+    epochs: Epochs
+    processes: Processes
+
+    @abstractmethod
+    def draw(self) -> Draw:
+        """A mini-batch, or this process's part of one."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch: ceil(n / K)."""
+        return -(-self.n // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The indices of the batches of one epoch, for ``DataLoader(dataset, batch_sampler=sampler)``.
+
+        Their draws are awaited by number. :class:`BanditLoader` also says which batch is which draw.
+        """
+        refuse_to_sample_single_examples(sys._getframe(1).f_code.co_qualname)
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
+        epoch = self.begin_epoch()
+        try:
+            while epoch.delivered < len(self):
+                draw = self.draw()
+                epoch.delivered += 1
+                yield draw._indices.tolist()
+        finally:
+            epoch.leave()
+
+    def begin_epoch(self) -> Epoch:
+        """A new epoch, or the rest of the one that a loaded state was in."""
+        self.processes.unsettle(loaded=False)
+        return self.epochs.begin()
 
 
 def refuse_to_sample_single_examples(caller: str) -> None:

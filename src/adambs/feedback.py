@@ -1,4 +1,4 @@
-"""How scores come home: at once, or late from a device; and which draws still wait for theirs."""
+"""How scores come home: at once, late from a device, or from all processes; and which draws still wait."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -11,6 +11,7 @@ import torch
 from adambs import _check
 from adambs._types import Floats, State
 from adambs.draw import Draw
+from adambs.processes import Group
 
 # A draw may never come back. So many are remembered at most, and so many examples in all of them.
 _MOST_DRAWS, _MOST_EXAMPLES = 1024, 1 << 22
@@ -18,6 +19,10 @@ _MOST_DRAWS, _MOST_EXAMPLES = 1024, 1 << 22
 
 DrawOrNumber = Draw | int | torch.Tensor
 """A draw, its number, or the tensor of it that a batch carries."""
+
+
+Observer = Callable[[Draw, Floats], None]
+"""Called with each draw that has come back and its scores, after p has learned. Must not change them."""
 
 
 class Awaited:
@@ -170,6 +175,36 @@ class Automatic(Policy):
         return (_LATE if late else _AT_ONCE).begin(draw, scores, awaited, skipped)
 
 
+class Gathered(Policy):
+    """Gather the scores of all processes without waiting; they are learned at the next draw, by all alike.
+
+    Bad scores of any process raise there, the same error on all. A step that was skipped on one is dropped
+    on all.
+    """
+
+    def __init__(self, group: Group, batch_size: int) -> None:
+        self._group, self._batch_size = group, batch_size
+
+    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
+        """The gathering is started; the shape of this process's part is checked."""
+        on_device = isinstance(draw, torch.Tensor) and draw.device.type != "cpu"
+        found = None if on_device else awaited.find(draw)
+        gathering = self._group.gather(
+            "an update",
+            scores,
+            self._batch_size,
+            number=draw if found is None else found.number,
+            draws=awaited.following,
+            skipped=skipped,
+        )
+
+        def fetch() -> tuple[Any, Any]:
+            headers, values = gathering.wait()
+            return (int(headers[0, 1]) if found is None else found), values
+
+        return Report(found, fetch=fetch, skipped=gathering.skipped)
+
+
 _AT_ONCE, _LATE = AtOnce(), Late()
 
 POLICIES: dict[str, Policy] = {"automatic": Automatic(), "at once": _AT_ONCE, "late": _LATE}
@@ -184,10 +219,14 @@ class Feedback:
         self._policy = POLICIES[policy]
         self._late: deque[Report] = deque()
 
+    def gather(self, group: Group, batch_size: int) -> None:
+        """From now on scores are gathered from all processes of the group."""
+        self._policy = Gathered(group, batch_size)
+
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Check what can be checked now, and start the rest. Changes nothing."""
         report = self._policy.begin(draw, scores, awaited, skipped)
-        report.by_number = draw is not report.draw
+        report.by_number = draw is not report.draw and getattr(draw, "whole", None) is not report.draw
         return report
 
     def accept(self, report: Report, awaited: Awaited) -> Iterator[Arrived]:

@@ -1,8 +1,8 @@
 """Fetches the examples of a draw, in a worker or here, with random numbers that depend on the batch alone."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +39,18 @@ class Fetcher(Dataset[Any]):
         self._collate = default_collate if collate_fn is None else collate_fn
 
     def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
-        with nullcontext() if self._tensors else seeded(self.seed, ticket.epoch, ticket.batch):
+        with nullcontext() if self._tensors else self.seeded(ticket.epoch, ticket.batch, ticket.draw.start):
             batch = self.collated(ticket.fetched or self.examples(ticket.draw._indices))
         return ticket.draw.number, _carrying(batch, ticket.draw) if self._carry else batch
+
+    def seeded(self, epoch: int, batch: int, start: int) -> AbstractContextManager[None]:
+        """Random streams for the part of a batch that begins at ``start``; the first's are one process's."""
+        return seeded(self.seed, epoch, batch, *((start,) if start else ()))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether examples are tensors of all of them, and cost nothing to fetch again."""
+        return self._tensors is not None
 
     def examples(self, indices: Indices) -> Any:
         """The examples: tensors of all of them, or a list of each."""
@@ -57,6 +66,16 @@ class Fetcher(Dataset[Any]):
         if self._tensors is not None:
             return tuple(tensor[positions] for tensor in examples)
         return [examples[k] for k in positions.tolist()]
+
+    def candidates(self, indices: Indices, epoch: int, batch: int, positions: Iterable[int]) -> Any:
+        """Examples whose random numbers depend on their own positions: the same whichever process asks."""
+        if self._tensors is not None:
+            return self.examples(indices)
+        found = []
+        for k, position in enumerate(positions):
+            with seeded(self.seed, epoch, batch, position, 1):
+                found += self.examples(indices[k : k + 1])
+        return found
 
     def collated(self, examples: Any) -> Any:
         """A batch of them."""

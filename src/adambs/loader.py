@@ -1,6 +1,6 @@
 """Batches of a dataset, each with the Draw that drew it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch.utils.data import (
     default_collate,
 )
 
+from adambs._types import Indices
 from adambs.draw import Draw
 from adambs.epochs import Epoch
-from adambs.fetching import Fetcher, Ticket, as_it_is, seed_of, seeded
+from adambs.fetching import Fetcher, Ticket, as_it_is, seed_of
 from adambs.mistakes import with_a_way_out
 from adambs.sampler import BanditSampler
 
@@ -49,12 +50,15 @@ class BanditLoader:
     ``prefetch_factor``, ``collate_fn``, ``pin_memory``, ``persistent_workers``, ...). Each batch arrives
     with its own draw, however many batches have been prefetched with an older p.
 
+    With several processes each yields its part of every batch; see :class:`BanditSampler`.
+
     One epoch is ceil(n/K) batches, or floor(n/K) with ``drop_last=True``, so a schedule that counts
     steps keeps its meaning. Every batch has K examples.
 
     The random numbers that a dataset asks for while a batch is fetched (torch's, numpy's and Python's global
-    streams) depend on the sampler's seed, the epoch and the batch alone: augmentation is the same whoever
-    fetches the batch, and after a resume. Outside the fetching no global stream is touched.
+    streams) depend on the sampler's seed, the epoch, the batch and where this process's part of it begins:
+    augmentation is the same whoever fetches the batch, and after a resume with as many processes. Outside
+    the fetching no global stream is touched.
 
     A ``TensorDataset`` (or a ``Subset`` of one) without a ``collate_fn`` is indexed once a batch, not
     once an example. A dataset with ``__getitems__`` is asked once a batch, too.
@@ -157,13 +161,13 @@ class BanditLoader:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self._tickets.epoch = self.sampler.epochs.begin()
+        epoch = self._tickets.epoch = self.sampler.begin_epoch()
         if self._own_stream is not None:
             self._own_stream.manual_seed(seed_of(self.sampler.seed, epoch.number))
         updates, delivered = self.sampler.counters.updates, epoch.delivered
         try:
             for number, batch in self.dataloader:
-                draw = epoch.deliver(number)
+                draw = self.sampler.part(epoch.deliver(number))
                 yield batch if self.carry else (with_a_way_out(batch), draw)
             self.sampler.mistakes.epoch_over(
                 epoch.delivered - delivered,
@@ -205,31 +209,53 @@ class _Tickets:
     def __iter__(self) -> Iterator[Ticket]:
         epoch = self.epoch
         for place, draw in enumerate(tuple(epoch.ahead)):  # on their way when the state was saved
-            yield Ticket(epoch.number, epoch.delivered + place, draw)
+            yield Ticket(epoch.number, epoch.delivered + place, self._sampler.part(draw).alone())
         while epoch.drawn < self._length:
             batch = epoch.drawn
             look = None if self._score is None else _Look(self._fetcher, self._score, epoch.number, batch)
-            draw = self._sampler.draw(look)
-            epoch.ahead.append(draw)
+            draw = self._sampler.draw_after(look)
+            epoch.ahead.append(draw.whole)  # to be saved: another number of processes may go on with it
             fetched = None if look is None else look.chosen(draw)
-            yield Ticket(epoch.number, batch, draw, fetched)
+            yield Ticket(epoch.number, batch, draw.alone(), fetched)
 
 
 class _Look:
-    """Fetches candidates once, scores them, and keeps them for the batch that is chosen among them."""
+    """Fetches candidates once, scores them, and keeps them for the batch that is chosen among them.
+
+    One of several processes fetches its part of the candidates. What is chosen among the others' it fetches
+    again, as they have seen it.
+    """
 
     def __init__(self, fetcher: Fetcher, score: Callable[[Any], Any], epoch: int, batch: int) -> None:
         self._fetcher, self._score, self._epoch, self._batch = fetcher, score, epoch, batch
-        self._candidates: Any = None
+        self._fetched: Any = None
+        self._candidates: Draw | None = None
 
-    def __call__(self, indices: torch.Tensor) -> Any:
-        with seeded(self._fetcher.seed, self._epoch, self._batch):
-            self._candidates = self._fetcher.examples(indices.numpy())
-            batch = self._fetcher.collated(self._candidates)
+    def __call__(self, candidates: Draw) -> Any:
+        with self._fetcher.seeded(self._epoch, self._batch, candidates.start):
+            if candidates.whole is candidates:
+                self._fetched = self._fetcher.examples(candidates._indices)
+            else:
+                positions = range(candidates.start, candidates.start + len(candidates))
+                self._fetched = self._again(candidates._indices, positions)
+            batch = self._fetcher.collated(self._fetched)
+        self._candidates = candidates
         return self._score(batch)
 
     def chosen(self, draw: Draw) -> Any:
         """The chosen examples, if there was a look."""
-        if draw.positions is None:
+        if draw.positions is None or self._candidates is None:
             return None
-        return self._fetcher.some(self._candidates, draw.positions)
+        if draw.whole is draw:
+            return self._fetcher.some(self._fetched, draw.positions)
+        positions, start = draw.positions.tolist(), self._candidates.start
+        if self._fetcher.in_memory:
+            return self._again(draw._indices, positions)
+        ours = range(start, start + len(self._candidates))
+        return [
+            self._fetched[j - start] if j in ours else self._again(draw._indices[k : k + 1], [j])[0]
+            for k, j in enumerate(positions)
+        ]
+
+    def _again(self, indices: Indices, positions: Iterable[int]) -> Any:
+        return self._fetcher.candidates(indices, self._epoch, self._batch, positions)

@@ -65,6 +65,16 @@ class Mistakes:
                     "one score for each example, e.g. adambs.scores.cross_entropy(logits, y)",
                 )
 
+    def alone(self, processes: int) -> None:
+        """So many processes were started, and have nothing to share draws through."""
+        if processes:
+            self._warn(
+                "alone",
+                f"WORLD_SIZE is {processes} and torch.distributed is not initialised, so every process draws "
+                "the same batches: call torch.distributed.init_process_group() before the first draw, or "
+                "build the sampler with group=False if this is meant",
+            )
+
     def epoch_over(self, batches: int, updates: int) -> None:
         """An epoch of so many batches has brought so many updates."""
         if batches > 0 and updates == 0:

@@ -1,10 +1,9 @@
 """BanditSampler keeps the distribution p, draws mini-batches from it and lets it learn."""
 
 import copy
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,14 @@ import torch
 
 from adambs import _check
 from adambs._types import Floats, Indices
-from adambs.candidates import Candidates, choose
+from adambs.candidates import Candidates, Look, Score, choose
 from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
-from adambs.epochs import Epochs, refuse_to_sample_single_examples
-from adambs.feedback import Awaited, DrawOrNumber, Feedback, Report, checked
+from adambs.epochs import Epochs, InEpochs
+from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report, checked
 from adambs.gate import Gate
 from adambs.mistakes import Mistakes
+from adambs.processes import Processes, fingerprint
 from adambs.proposals import Passes, RandomStream, Sources
 from adambs.rules.base import Rule
 from adambs.rules.calibrated import Calibrated
@@ -27,14 +27,8 @@ from adambs.states import MadeOfParts
 # Unless the user says otherwise, p must lower the second moment of the gradient so much to be drawn from.
 _GATE = 1.1
 
-Score = Callable[[torch.Tensor], Any]
-"""From the indices of some examples to their scores: a forward pass without gradients."""
 
-Observer = Callable[[Draw, Floats], None]
-"""Called with each draw that has come back and its scores, after p has learned. Must not change them."""
-
-
-class BanditSampler(MadeOfParts):
+class BanditSampler(MadeOfParts, InEpochs):
     """A distribution p over n examples that learns from the gradient norms of the examples it drew.
 
     Draws are independent and with replacement, as in the paper, as soon as p is worth it (see ``gate``). A
@@ -47,7 +41,7 @@ class BanditSampler(MadeOfParts):
 
     Args:
         n: number of training examples.
-        batch_size: K.
+        batch_size: K, of all processes together if there are several.
         rule: how feedback changes p; :class:`Calibrated` if nothing is given. :class:`Exp3` is the paper's
             Algorithm 2.
         seed: of the sampler's own random stream. No global stream is read or changed.
@@ -68,6 +62,10 @@ class BanditSampler(MadeOfParts):
         feedback: how scores come home. ``"at once"`` reads them in :meth:`update`; ``"late"`` copies them
             without waiting for their device and learns at the next draw, where bad scores raise;
             ``"automatic"`` is at once for scores on the CPU and late for all others. p learns the same.
+        group: the processes that share the draws: a process group of ``torch.distributed``, False for none,
+            or nothing for the default group, if it is initialised when the first draw is made. Every process
+            then gets its part of each draw, and p learns from all their scores, so all of them must draw and
+            update in the same order (docs/many-processes.md).
     """
 
     PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
@@ -85,6 +83,7 @@ class BanditSampler(MadeOfParts):
         gate: float | None = None,
         candidates: Candidates | None = None,
         feedback: str = "automatic",
+        group: Any = None,
     ) -> None:
         self.n = _check.whole("n", n, least=1)
         self.batch_size = _check.whole("batch_size", batch_size, least=1)
@@ -97,9 +96,7 @@ class BanditSampler(MadeOfParts):
         self.seed = _check.whole("seed", seed, least=0)
         self.stratified = bool(stratified)
         if initial_weights is not None:
-            initial_weights = _check.vector("initial_weights", initial_weights, self.n)
-            if not initial_weights.any():
-                raise ValueError("initial_weights are all zero: give some example a positive weight")
+            initial_weights = _check.positive_somewhere("initial_weights", initial_weights, self.n)
         self.correction = correction
         if gate is None:
             gate = _GATE if rule is None and initial_weights is None else 0.0
@@ -115,6 +112,7 @@ class BanditSampler(MadeOfParts):
         self.counters = Counters()
 
         self.feedback = Feedback(feedback)
+        self.processes = Processes(group)
         self.observers: list[Observer] = []
         self.mistakes = Mistakes()
         self.loaded = False  # whether a state was ever loaded
@@ -130,21 +128,43 @@ class BanditSampler(MadeOfParts):
         self._correction = _check.unit_interval("correction", value)
 
     def draw(self, score: Score | None = None) -> Draw:
-        """A mini-batch of K examples, from p if that pays. O(K log n).
+        """A mini-batch of K examples, or this process's part of it, from p if that pays. O(K log n).
 
         Args:
             score: from a tensor of indices to the scores of those examples, by a forward pass without
                 gradients. If it is given, and whenever it pays (see :class:`Candidates`), some candidates
                 are drawn from p and scored, the rule learns from them, and the batch is chosen among them.
         """
+        return self.draw_after(None if score is None else lambda candidates: score(candidates.indices))
+
+    def draw_after(self, look: Look | None) -> Draw:
+        """As :meth:`draw`, with a function from this process's part of the candidates to their scores."""
         with self._lock:
             self._learn_what_is_late()
-            if score is None:
-                return self._plain()
-            self.candidates.entered()
-            draw = self._look(score) if self.candidates.pays() else self._plain()
-            self.candidates.left()
-            return draw
+            if not self.processes.settled:
+                self._settle()
+            if look is None:
+                draw = self._plain()
+            else:
+                self.candidates.entered()
+                draw = self._look(look) if self.candidates.pays() else self._plain()
+                self.candidates.left()
+            return draw if self.processes.group is None else self.processes.handed_out(draw)
+
+    def part(self, draw: Draw) -> Draw:
+        """This process's part of a draw of all processes."""
+        with self._lock:
+            self._settle()
+            return self.processes.part(draw)
+
+    def _settle(self) -> None:
+        """Find out with whom draws are shared, and that all of them would make the same."""
+        if self.processes.settled:
+            return
+        self.mistakes.alone(self.processes.left_alone())
+        self.processes.settle(self.batch_size, lambda: fingerprint(self.identity(), self.state_dict()))
+        if self.processes.group is not None:
+            self.feedback.gather(self.processes.group, self.batch_size)
 
     def _plain(self) -> Draw:
         proposal = self._sources().batch(self.batch_size)
@@ -163,7 +183,7 @@ class BanditSampler(MadeOfParts):
         self.counters.draws += 1
         return draw
 
-    def _look(self, score: Score) -> Draw:
+    def _look(self, look: Look) -> Draw:
         """Candidates are scored and learned from, and the batch is chosen among them."""
         K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
         before = self.random.state_dict(), self.gate.open
@@ -174,11 +194,12 @@ class BanditSampler(MadeOfParts):
         candidates = Draw(self.awaited.following, indices, ratios, self.n)
         start = time.perf_counter()
         try:
-            scores = checked(candidates, score(candidates.indices))
+            scores = look(self.processes.part(candidates))
+            scores = checked(candidates, self.processes.scores_of_all(candidates, scores))
         except BaseException:  # a look that fails has not happened
             self.random, self.gate.open = self.random.with_state(before[0]), before[1]
             raise
-        self.candidates.looked(time.perf_counter() - start)
+        self.candidates.looked(time.perf_counter() - start, self.processes.first)
         if reshuffled:
             self.passes.take(K)
         taken = K if reshuffled else B  # whether to look may depend on what a pass has shown, no more
@@ -258,9 +279,10 @@ class BanditSampler(MadeOfParts):
         size = _check.whole("batch_size", batch_size, least=1)
         with self._lock:
             self._learn_what_is_late()  # older than what is seen now, and must not overwrite it
+            self._settle()
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
-            scores = _check.vector("scores", score(torch.from_numpy(part.copy())), len(part))
+            scores = self.processes.refreshed(part, score)
             with self._lock:
                 self.rule.observe(part, scores)
             progress(start + len(part), len(chosen))
@@ -277,28 +299,6 @@ class BanditSampler(MadeOfParts):
         with self._lock:
             self._learn_what_is_late()
             return diagnose(self.n, self.counters, self.rule, self.candidates)
-
-    def __len__(self) -> int:
-        """Batches in an epoch: ceil(n / K)."""
-        return -(-self.n // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The indices of the batches of one epoch, for ``DataLoader(dataset, batch_sampler=sampler)``.
-
-        Their draws are awaited by number. :class:`BanditLoader` also says which batch is which draw.
-        """
-        refuse_to_sample_single_examples(sys._getframe(1).f_code.co_qualname)
-        return self._batches()
-
-    def _batches(self) -> Iterator[list[int]]:
-        epoch = self.epochs.begin()
-        try:
-            while epoch.delivered < len(self):
-                draw = self.draw()
-                epoch.delivered += 1
-                yield draw._indices.tolist()
-        finally:
-            epoch.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next draws depend on, as tensors and plain numbers.
@@ -324,6 +324,7 @@ class BanditSampler(MadeOfParts):
             for name, part in parts.items():
                 setattr(self, name, part)
             self.loaded = True
+            self.processes.unsettle(loaded=True)
 
     def identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""

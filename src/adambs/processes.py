@@ -1,0 +1,301 @@
+"""Several processes, one distribution: each trains on its part of every draw, and all learn from all scores.
+
+Every process makes the same draws from the same p, without a word to the others, and trains on its part.
+The scores of the parts are gathered, in the order of the ranks, and every process learns from all of them: p
+stays the same everywhere, bit for bit. What is exchanged says which draw it belongs to and what was drawn
+until then, so that processes which are out of step are told so.
+
+The only module that uses ``torch.distributed``.
+"""
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from adambs import _check
+from adambs._types import Floats, Indices
+from adambs.draw import Draw
+
+# What stands before the numbers of each process: the kind of exchange, the number of the draw, how many draws
+# were made, a digest of them, and whether the optimizer's step was skipped.
+_KINDS = ("an update", "a look at candidates", "a refresh", "a comparison of samplers", "a number of rank 0")
+_HEADER = 5
+_IN_STEP = ("in {kind}", "at draw {:.0f}", "after {:.0f} draws", "with draws of digest {:.0f}")
+
+
+class Gathering:
+    """Numbers of all processes that are on their way here."""
+
+    def __init__(self, group: "Group", K: int, ours: torch.Tensor) -> None:
+        parts = (group.part(K, rank) for rank in range(group.size))
+        self._sizes = [stop - start for start, stop in parts]
+        self._ours = ours  # must live until it was sent
+        self._all = ours.new_empty(group.size * len(ours))
+        self._work = _all_gather(self._all, ours, group=group.handle, async_op=True)
+        self._arrived: tuple[Floats, Floats] | None = None
+
+    def wait(self) -> tuple[Floats, Floats]:
+        """The headers, one row for each rank, and the numbers in the order of the ranks; or an error."""
+        if self._arrived is None:
+            if self._work is not None:
+                self._work.wait()
+            rows = self._all.cpu().numpy().reshape(len(self._sizes), -1)
+            values = [row[_HEADER : _HEADER + size] for row, size in zip(rows, self._sizes, strict=True)]
+            self._arrived = rows[:, :_HEADER], np.concatenate(values)
+            _refuse_out_of_step(self._arrived[0])
+        return self._arrived
+
+    def skipped(self) -> bool:
+        """Whether any process has skipped its step."""
+        return bool(self.wait()[0][:, 4].any())
+
+
+class Group:
+    """A process group of ``torch.distributed``, and what the processes of it share."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.rank, self.size = dist.get_rank(handle), dist.get_world_size(handle)
+        if self.rank < 0:
+            raise ValueError("group does not have this process in it: give the one that it belongs to")
+        config = str(dist.get_backend_config(handle))  # such as cpu:gloo,cuda:nccl
+        self._backends = dict(entry.split(":", 1) for entry in config.split(",") if ":" in entry)
+        self.digest = 0
+        """Of all draws since the processes have last agreed."""
+
+    def part(self, K: int, rank: int | None = None) -> tuple[int, int]:
+        """Where the part of a rank, this one's if none is given, begins and ends among K."""
+        rank = self.rank if rank is None else rank
+        return rank * K // self.size, (rank + 1) * K // self.size
+
+    def gather(
+        self,
+        kind: str,
+        values: Any,
+        K: int,
+        *,
+        number: Any = 0,
+        draws: int = 0,
+        skipped: torch.Tensor | None = None,
+    ) -> Gathering:
+        """Start to gather K numbers of which ``values`` are this process's part. Does not wait for others.
+
+        Args:
+            kind: which of the exchanges this is.
+            values: a tensor on any device, an array or a list.
+            K: how many numbers all processes have together.
+            number: of the draw, as an int or as a tensor.
+            draws: how many draws were made.
+            skipped: whether the numbers are to be dropped, on any device.
+        """
+        start, stop = self.part(K)
+        length = _HEADER - (-K // self.size)  # all send as many as the largest part has
+        device = self._device(values)
+        if device.type == "cpu":
+            numbers = torch.from_numpy(_check.vector("scores", values, stop - start, finite=False))
+        elif values.shape != (stop - start,):
+            raise ValueError(
+                f"scores must have shape ({stop - start},), one number an example, not {tuple(values.shape)}"
+            )
+        else:
+            numbers = values.detach()
+        ours = torch.zeros(length, dtype=torch.float64)
+        ours[0], ours[2], ours[3] = _KINDS.index(kind), draws, self.digest
+        ours[1] = 0 if isinstance(number, torch.Tensor) else number
+        if device.type != "cpu":
+            ours = ours.to(device, non_blocking=True)
+        if isinstance(number, torch.Tensor):
+            ours[1:2] = number.reshape(-1)[:1]
+        if skipped is not None:
+            ours[4:5] = skipped.detach().reshape(-1)[:1]
+        ours[_HEADER : _HEADER + stop - start] = numbers
+        return Gathering(self, K, ours)
+
+    def first(self, value: float) -> float:
+        """The number that rank 0 has."""
+        return float(self.gather("a number of rank 0", [value], self.size).wait()[1][0])
+
+    def agree(self, entries: Mapping[str, str]) -> None:
+        """Raise the same ``ValueError`` on all ranks if ``entries`` differ between them."""
+        digest = float(int.from_bytes(_hashed(dict(entries)).digest()[:6], "big"))
+        _, digests = self.gather("a comparison of samplers", [digest], self.size).wait()
+        if (digests == digests[0]).all():
+            return
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, dict(entries), group=self.handle)
+        for name in told[0]:
+            ranks: dict[str, list[int]] = {}
+            for rank, theirs in enumerate(told):
+                ranks.setdefault(theirs.get(name, "nothing"), []).append(rank)
+            if len(ranks) > 1:
+                values = ", ".join(f"{value} on {_ranks(having)}" for value, having in ranks.items())
+                raise ValueError(
+                    f"the samplers of the processes differ in {name}: {values}. Build the sampler with the "
+                    "same arguments on all ranks, and load the same state on all of them or on none"
+                )
+        raise ValueError("the samplers of the processes differ: build them alike on all ranks")
+
+    def _device(self, values: Any) -> torch.device:
+        """Where numbers are gathered: next to ``values`` if the backend can do that, else on the CPU."""
+        near = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
+        if self._backends.get(near.type, "gloo") != "gloo":  # gloo would copy to the CPU anyway
+            return torch.device(near)
+        if self._backends and "cpu" not in self._backends:
+            kind = next(iter(self._backends))
+            return torch.device(kind, torch.get_device_module(kind).current_device())
+        return torch.device("cpu")
+
+
+class Processes:
+    """Finds the group and hands out parts. With one process it does nothing.
+
+    Args:
+        wanted: a group (a ``ProcessGroup`` or a ``DeviceMesh`` of one dimension), False for none, or None
+            for the default group, if there is one at the time of the first draw.
+    """
+
+    def __init__(self, wanted: Any = None) -> None:
+        if hasattr(wanted, "get_group"):
+            wanted = wanted.get_group()
+        kinds = (dist.ProcessGroup,) if dist.is_available() else ()
+        if wanted not in (None, False) and not isinstance(wanted, kinds):
+            raise TypeError(
+                f"group must be a torch.distributed.ProcessGroup, False or nothing, not {wanted!r}: leave it "
+                "out for the default group"
+            )
+        self._wanted = wanted
+        self.group: Group | None = None
+        self.settled = wanted is False
+        """Whether the group was looked for, and its processes have agreed."""
+
+    def unsettle(self, *, loaded: bool) -> None:
+        """Look for a group again, at an epoch's begin; or compare again, after a state was ``loaded``."""
+        if self._wanted is not False and (loaded or self.group is None):
+            self.settled = False
+
+    def settle(self, batch_size: int, entries: Callable[[], Mapping[str, str]]) -> None:
+        """Find the group, and make sure that all of it are alike. Errors are the same on all ranks."""
+        if self.group is None and dist.is_available() and dist.is_initialized():
+            group = Group(dist.group.WORLD if self._wanted is None else self._wanted)
+            if group.size > batch_size:
+                raise ValueError(
+                    f"batch_size is {batch_size} and there are {group.size} processes: batch_size counts the "
+                    f"examples of all processes together, so give at least {group.size}"
+                )
+            self.group = group if group.size > 1 else None
+        if self.group is not None:
+            self.group.digest = 0
+            self.group.agree(entries())
+        self.settled = True
+
+    def left_alone(self) -> int:
+        """How many processes were started that have no group to share draws through; 0 if all is well."""
+        size = os.environ.get("WORLD_SIZE", "")
+        lonely = self._wanted is None and not (dist.is_available() and dist.is_initialized())
+        return int(size) if lonely and size.isdecimal() and int(size) > 1 else 0
+
+    def handed_out(self, draw: Draw) -> Draw:
+        """This process's part of a new draw."""
+        if self.group is not None:
+            for array in (draw._indices, draw._ratios, np.array([draw.correction])):
+                self.group.digest = zlib.crc32(array.tobytes(), self.group.digest)
+        return self.part(draw)
+
+    def part(self, draw: Draw) -> Draw:
+        """This process's part of a draw."""
+        if self.group is None:
+            return draw
+        return draw.part(*self.group.part(len(draw)), self.group.size)
+
+    def scores_of_all(self, candidates: Draw, scores: Any) -> Any:
+        """The scores of all candidates, of which ``scores`` are for this process's part. Waits."""
+        if self.group is None:
+            return scores
+        number = candidates.number
+        gathering = self.group.gather(
+            "a look at candidates", scores, len(candidates), number=number, draws=number
+        )
+        return gathering.wait()[1]
+
+    def refreshed(self, indices: Indices, score: Callable[[torch.Tensor], Any]) -> Floats:
+        """The scores of the examples ``indices``, of which every process computes its part."""
+        start, stop = (0, len(indices)) if self.group is None else self.group.part(len(indices))
+        scores = score(torch.from_numpy(indices[start:stop].copy())) if stop > start else []
+        if self.group is not None:
+            scores = self.group.gather("a refresh", scores, len(indices)).wait()[1]
+        return _check.vector("scores", scores, len(indices))
+
+    def first(self, value: float) -> float:
+        """The number that rank 0 has."""
+        return value if self.group is None else self.group.first(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy finds its group anew: groups do not travel."""
+        wanted = False if self._wanted is False else None
+        return {"_wanted": wanted, "group": None, "settled": wanted is False}
+
+
+def fingerprint(identity: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
+    """What must be the same on all ranks: settings in words, the state of each part as a digest."""
+    entries = {name: f"{value!r:.200}" for name, value in identity.items()}
+    entries["correction"] = repr(state["correction"])
+    entries["the number of the next draw"] = repr(state["awaited"]["following"])
+    for name, part in state.items():
+        if isinstance(part, Mapping) and name not in identity:
+            if name == "candidates":  # clocks differ; how often they were read must not
+                part = {key: len(value) if "seconds" in key else value for key, value in part.items()}
+            entries[f"state[{name!r}]"] = f"digest {_hashed(part).hexdigest()[:12]}"
+    return entries
+
+
+def _hashed(value: Any, into: Any = None) -> Any:
+    """A digest of nested plain values and tensors."""
+    into = hashlib.blake2b() if into is None else into
+    if isinstance(value, Mapping):
+        for name in sorted(value):
+            into.update(repr(name).encode())
+            _hashed(value[name], into)
+    elif isinstance(value, list | tuple):
+        into.update(str(len(value)).encode())
+        for item in value:
+            _hashed(item, into)
+    elif isinstance(value, torch.Tensor):
+        into.update(np.ascontiguousarray(value.numpy(force=True)).data)
+    else:
+        into.update(repr(value).encode() + b";")
+    return into
+
+
+def _refuse_out_of_step(headers: Floats) -> None:
+    """Raise the same error on all ranks if what they exchange does not belong together."""
+    for column, words in enumerate(_IN_STEP):
+        theirs = headers[:, column]
+        if (theirs == theirs[0]).all():
+            continue
+        said: dict[str, list[int]] = {}
+        for rank, value in enumerate(theirs):
+            kind = _KINDS[int(value)] if column == 0 else ""
+            said.setdefault(words.format(value, kind=kind), []).append(rank)
+        places = ", ".join(f"{place} on {_ranks(ranks)}" for place, ranks in said.items())
+        raise RuntimeError(
+            f"the processes are out of step: {places}. Every rank must draw, update and refresh in the same "
+            "order, with the same num_workers and the same correction, and compute with the same arithmetic"
+        )
+
+
+def _ranks(ranks: list[int]) -> str:
+    """In words, the first few of them."""
+    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def _all_gather(into: torch.Tensor, ours: torch.Tensor, **options: Any) -> Any:
+    """The name of this collective has changed."""
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return function(into, ours, **options)
