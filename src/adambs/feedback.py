@@ -216,12 +216,16 @@ class Feedback:
     def __init__(self, policy: str) -> None:
         if policy not in POLICIES:
             raise ValueError(f"feedback must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
-        self._policy = POLICIES[policy]
+        self._policy = self._own = POLICIES[policy]
         self._late: deque[Report] = deque()
 
     def gather(self, group: Group, batch_size: int) -> None:
         """From now on scores are gathered from all processes of the group."""
         self._policy = Gathered(group, batch_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the group, which a copy finds anew."""
+        return {**self.__dict__, "_policy": self._own}
 
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Check what can be checked now, and start the rest. Changes nothing."""

@@ -62,10 +62,9 @@ class BanditSampler(MadeOfParts, InEpochs):
         feedback: how scores come home. ``"at once"`` reads them in :meth:`update`; ``"late"`` copies them
             without waiting for their device and learns at the next draw, where bad scores raise;
             ``"automatic"`` is at once for scores on the CPU and late for all others. p learns the same.
-        group: the processes that share the draws: a process group of ``torch.distributed``, False for none,
-            or nothing for the default group, if it is initialised when the first draw is made. Every process
-            then gets its part of each draw, and p learns from all their scores, so all of them must draw and
-            update in the same order (docs/many-processes.md).
+        group: who shares the draws: a process group of ``torch.distributed``, False for none, or nothing for
+            the default group, if it is initialised when the first draw is made. Every process gets its part
+            of each draw, and p learns from all scores. See docs/many-processes.md.
     """
 
     PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
@@ -88,9 +87,7 @@ class BanditSampler(MadeOfParts, InEpochs):
         self.n = _check.whole("n", n, least=1)
         self.batch_size = _check.whole("batch_size", batch_size, least=1)
         if self.batch_size > self.n:
-            raise ValueError(
-                f"batch_size must be at most n = {self.n}, not {batch_size}: choose a smaller one"
-            )
+            raise ValueError(f"batch_size must be at most n = {self.n}, not {batch_size}: choose less")
         _check.instance("rule", rule, Rule, "such as Exp3()")
         _check.instance("candidates", candidates, Candidates)
         self.seed = _check.whole("seed", seed, least=0)
@@ -154,13 +151,12 @@ class BanditSampler(MadeOfParts, InEpochs):
     def part(self, draw: Draw) -> Draw:
         """This process's part of a draw of all processes."""
         with self._lock:
-            self._settle()
+            if not self.processes.settled:
+                self._settle()
             return self.processes.part(draw)
 
     def _settle(self) -> None:
         """Find out with whom draws are shared, and that all of them would make the same."""
-        if self.processes.settled:
-            return
         self.mistakes.alone(self.processes.left_alone())
         self.processes.settle(self.batch_size, lambda: fingerprint(self.identity(), self.state_dict()))
         if self.processes.group is not None:
@@ -279,7 +275,8 @@ class BanditSampler(MadeOfParts, InEpochs):
         size = _check.whole("batch_size", batch_size, least=1)
         with self._lock:
             self._learn_what_is_late()  # older than what is seen now, and must not overwrite it
-            self._settle()
+            if not self.processes.settled:
+                self._settle()
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             scores = self.processes.refreshed(part, score)
@@ -329,10 +326,7 @@ class BanditSampler(MadeOfParts, InEpochs):
     def identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
         return {
-            "n": self.n,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "stratified": self.stratified,
+            **{name: getattr(self, name) for name in ("n", "batch_size", "seed", "stratified")},
             "gate_threshold": self.gate.threshold,
             "rule_name": type(self.rule).__name__,
             "rule_settings": self.rule.settings(),

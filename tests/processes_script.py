@@ -1,0 +1,441 @@
+"""What several processes do together; ``test_processes.py`` starts them, and runs the same cases in one.
+
+usage: processes_script.py FOLDER   (under torch.distributed.run; each rank saves FOLDER/W-rank.pt)
+"""
+
+import contextlib
+import copy
+import hashlib
+import os
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from helpers import small_data, small_net
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, TensorDataset
+
+import adambs
+
+N, B, STEPS = 120, 13, 300  # 13 = 6 + 7 = 4 + 4 + 5: parts are unequal
+CASES, TOGETHER = {}, {}
+
+
+def case(function):
+    """A case that one process can do as well, with the same result."""
+    CASES[function.__name__] = function
+    return function
+
+
+def together(function):
+    """A case that needs several."""
+    TOGETHER[function.__name__] = function
+    return function
+
+
+def data(dtype=torch.float64):
+    x, y = small_data(N)
+    return TensorDataset(x.to(dtype), y)
+
+
+def digest(sampler):
+    return hashlib.sha256(sampler.probabilities().numpy().tobytes()).hexdigest()
+
+
+def wrapped(net):
+    return DistributedDataParallel(net) if dist.is_initialized() else net
+
+
+def result(net, sampler, digests):
+    values = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+    return {
+        "parameters": torch.cat([value.detach().reshape(-1) for value in values]),
+        "p": sampler.probabilities(),
+        "digests": digests,
+        "looks": sampler.diagnostics().looks,
+        "reshuffled": sampler.diagnostics().reshuffled,
+        "updates": sampler.diagnostics().updates,
+    }
+
+
+def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=STEPS, **options):
+    """The README's loop: what it ends with, and a digest of p after each step."""
+    net = wrap(small_net(dtype=dtype))
+    sampler = adambs.BanditSampler(N, B, seed=3, **options)
+    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=3e-3)
+    options = dict(loader_options or {})
+    if options.pop("looking", False):
+
+        def score(batch):
+            with torch.no_grad():
+                return adambs.scores.cross_entropy(net(batch[0]), batch[1])
+
+        options["score"] = score
+    loader = adambs.BanditLoader(data(dtype), sampler, **options)
+    digests = []
+    while True:
+        for batch in loader:
+            (x, y), draw = (batch[:2], batch[2]) if loader.carry else batch
+            if len(digests) == steps:
+                return result(net, sampler, digests)
+            logits = net(x)
+            optimizer.zero_grad()
+            draw.mean(F.cross_entropy(logits, y, reduction="none")).backward()
+            number = draw.number if loader.carry else draw
+            optimizer.step(number, adambs.scores.cross_entropy(logits, y))
+            digests.append(digest(sampler))
+
+
+@case
+def default():
+    return trained(gate=1.02)
+
+
+@case
+def calibrated_without_a_gate():
+    return trained(gate=0.0)
+
+
+@case
+def exp3():
+    return trained(rule=adambs.Exp3(alpha_p=0.05))
+
+
+@case
+def tracking():
+    return trained(rule=adambs.Tracking(), stratified=True)
+
+
+@case
+def correction():
+    return trained(gate=0.0, correction=0.5)
+
+
+@case
+def carried():
+    return trained({"carry": True}, gate=0.0, steps=60)
+
+
+@case
+def workers():
+    return trained({"num_workers": 1, "persistent_workers": True}, gate=0.0)
+
+
+@case
+def looking():
+    return trained({"looking": True}, gate=0.0, candidates=adambs.Candidates(cost=1e-3))
+
+
+@case
+def looking_and_gated():
+    return trained({"looking": True}, candidates=adambs.Candidates(cost=1e-3), steps=100)
+
+
+@case
+def single():
+    return trained(gate=0.0, dtype=torch.float32)
+
+
+@case
+def fsdp():
+    def wrap(net):
+        if dist.is_initialized():
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        return net
+
+    return trained(wrap=wrap, gate=0.0)
+
+
+@case
+def accumulation():
+    net = wrapped(small_net(dtype=torch.float64))
+    sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    digests, x, y = [], *data().tensors
+    for _ in range(STEPS // 2):
+        optimizer.zero_grad()
+        for last in (False, True):
+            draw = sampler.draw()
+            quiet = hasattr(net, "no_sync") and not last
+            with net.no_sync() if quiet else contextlib.nullcontext():
+                logits = net(x[draw.indices])
+                losses = F.cross_entropy(logits, y[draw.indices], reduction="none")
+                (draw.mean(losses) / 2).backward()
+            sampler.update(draw, adambs.scores.cross_entropy(logits, y[draw.indices]))
+            digests.append(digest(sampler))
+        optimizer.step()
+    return result(net, sampler, digests)
+
+
+@case
+def refreshed():
+    norms = torch.linspace(0.1, 3.0, N, dtype=torch.float64)
+    sampler = adambs.BanditSampler(N, B, gate=0.0)
+    sampler.refresh(lambda indices: norms[indices], batch_size=7)
+    sampler.refresh(lambda indices: 2 * norms[indices], [5, 3])
+    return {"p": sampler.probabilities(), "draw": sampler.draw().whole.indices}
+
+
+# ----------------------------------------------------------------------------------------------
+# Elastic: the same draws go on with any number of processes
+# ----------------------------------------------------------------------------------------------
+
+
+def elastic_sampler():
+    return adambs.BanditSampler(N, B, seed=5)
+
+
+def go_on(sampler, steps):
+    """So many batches of a loader that draws ahead, with scores that the examples alone decide."""
+    norms = np.random.default_rng(0).gamma(0.5, 0.5, N)
+    x, y = small_data(N)
+    seen, numbers = [], []
+    loader = adambs.BanditLoader(TensorDataset(x, y, torch.arange(N)), sampler, num_workers=1)
+    while True:
+        for (_, _, i), draw in loader:
+            assert torch.equal(i, draw.indices)
+            sampler.update(draw, norms[draw.indices.numpy()])
+            draw.mean(torch.ones(len(draw)))  # as whoever trains does
+            seen.append(draw.whole.indices)
+            numbers.append(draw.number)
+            if len(seen) == steps:
+                return {"state": copy.deepcopy(sampler.state_dict()), "draws": seen, "numbers": numbers}
+
+
+@together
+def elastic(folder):
+    state = torch.load(folder / "one.pt", weights_only=True)
+    sampler = elastic_sampler()
+    sampler.load_state_dict(state)
+    assert len(state["epochs"]["ahead"]) > 0
+    return go_on(sampler, 44)
+
+
+# ----------------------------------------------------------------------------------------------
+# What a draw looks like
+# ----------------------------------------------------------------------------------------------
+
+
+@together
+def parts(folder):
+    rank, W = dist.get_rank(), dist.get_world_size()
+    sampler = adambs.BanditSampler(N, B, seed=1, gate=0.0)
+    twin = adambs.BanditSampler(N, B, seed=1, gate=0.0, group=False)
+    whole, draw = twin.draw(), sampler.draw()
+    start, stop = rank * B // W, (rank + 1) * B // W
+    assert len(draw) == stop - start
+    assert draw.number == whole.number == 0
+    assert torch.equal(draw.whole.indices, whole.indices)
+    assert torch.equal(draw.indices, whole.indices[start:stop])
+    assert torch.equal(draw.probabilities, whole.probabilities[start:stop])
+    assert torch.equal(draw.weights, whole.weights[start:stop])
+    assert len(sampler) == len(twin)
+    again = pickle.loads(pickle.dumps(draw))
+    assert draw.whole.same_as(again)
+    assert torch.equal(again.whole.indices, whole.indices)
+    assert draw.to_list() == whole.to_list()
+    copied = pickle.loads(pickle.dumps(sampler))  # a copy finds the group itself
+    sampler.update(again, np.arange(start, stop) + 1.0)
+    twin.update(whole, np.arange(B) + 1.0)
+    assert torch.equal(sampler.probabilities(), twin.probabilities())
+    draws = [sampler.draw(), copied.draw()]
+    assert [len(draw) for draw in draws] == [stop - start] * 2
+    sampler.update(draws[0].number, draws[0].weights)
+    sampler.update(sampler.draw().carried().number, draws[0].weights)
+    assert sampler.diagnostics().updates == 3
+    batch = next(iter(sampler))
+    assert len(batch) == stop - start
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            draw = sampler.draw()
+            draw.mean(torch.ones(len(draw)))
+            sampler.update(draw, 1 / draw.weights)
+    assert not caught, caught  # the whole knows that its part was weighted
+    return {"repr": repr(draw)}
+
+
+class Noisy(Dataset):
+    """Examples that look different each time."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return torch.tensor([i, torch.rand(()).item(), np.random.rand()], dtype=torch.float64)  # noqa: NPY002
+
+
+@together
+def noise(folder):
+    """Random numbers differ between the ranks, and what one has scored is what another trains on."""
+    found = {}
+    for workers_ in (0, 1):
+        sampler = adambs.BanditSampler(N, B, seed=1)
+        loader = adambs.BanditLoader(Noisy(), sampler, num_workers=workers_)
+        found[workers_] = torch.cat([x for x, draw in loader if sampler.update(draw, x[:, 1]) is None])
+
+    scored, trained_on = [], []
+
+    def score(batch):
+        scored.append(batch)
+        return batch[:, 1]
+
+    sampler = adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates(cost=1e-4))
+    loader = adambs.BanditLoader(Noisy(), sampler, score=score)
+    for _ in range(3):
+        for x, draw in loader:
+            assert torch.equal(x[:, 0].long(), draw.indices)
+            if draw.learned:
+                trained_on.append((len(scored) - 1, x))
+            sampler.update(draw, x[:, 1])
+    return {"plain": found, "scored": scored, "trained_on": trained_on}
+
+
+@together
+def measured_cost(folder):
+    """Clocks differ between the ranks; the cost that decides does not."""
+    norms = torch.from_numpy(np.random.default_rng(0).gamma(0.3, 1.0, N))
+    sampler = adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates())
+    for _ in range(60):
+        draw = sampler.draw(lambda indices: norms[indices])
+        sampler.update(draw, norms[draw.indices])
+    assert sampler.candidates.cost is not None
+    return {"cost": sampler.candidates.cost, "looks": sampler.diagnostics().looks, "p": digest(sampler)}
+
+
+@together
+def skipped(folder):
+    """A step that one rank has skipped is dropped by all."""
+    sampler = adambs.BanditSampler(N, B, gate=0.0)
+    draw = sampler.draw()
+    flag = torch.tensor(float(dist.get_rank() == 1))
+    sampler.learn(sampler.check(draw, np.arange(len(draw)) + 1.0, flag))
+    assert sampler.diagnostics().updates == 0
+    sampler.update(sampler.draw(), np.arange(len(draw)) + 1.0)
+    assert sampler.diagnostics().updates == 1
+    return {"p": digest(sampler)}
+
+
+# ----------------------------------------------------------------------------------------------
+# Mistakes: the same error on all ranks
+# ----------------------------------------------------------------------------------------------
+
+
+def raised(function):
+    try:
+        function()
+    except (ValueError, RuntimeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@together
+def mistakes(folder):
+    rank, W = dist.get_rank(), dist.get_world_size()
+    odd = rank == 1
+    messages = {}
+
+    def differing(name, **options):
+        rule = options.pop("rule", None)
+        usual = {"n": N, "batch_size": B, "seed": 0, "rule": rule}
+        messages[name] = raised(adambs.BanditSampler(**{**usual, **options}).draw)
+
+    differing("seed", seed=int(odd))
+    differing("n", n=N + odd)
+    differing("batch_size", batch_size=B + odd)
+    differing("gate", gate=1.5 if odd else 1.2)
+    differing("rule", rule=adambs.Exp3() if odd else adambs.Tracking())
+    differing("rule_settings", rule=adambs.Exp3(alpha_p=0.1 if odd else 0.2))
+    differing("correction", correction=0.5 if odd else 1.0)
+    differing("initial_weights", initial_weights=np.arange(N) + 1.0 + odd)
+    messages["too many ranks"] = raised(adambs.BanditSampler(N, batch_size=W - 1).draw)
+
+    sampler = adambs.BanditSampler(N, B)
+    lonely = adambs.BanditSampler(N, B, group=False)
+    lonely.update(lonely.draw(), np.ones(B))
+    if odd:
+        sampler.load_state_dict(lonely.state_dict())
+    messages["state"] = raised(sampler.draw)
+    sampler.load_state_dict(lonely.state_dict())
+    messages["the same state"] = raised(sampler.draw)
+
+    sampler = adambs.BanditSampler(N, B)
+    draw = sampler.draw()
+    scores = torch.ones(len(draw))
+    if odd:
+        scores[2] = torch.nan
+    sampler.update(draw, scores)
+    messages["nan"] = raised(sampler.draw)
+    sampler.update(sampler.draw(), torch.ones(len(draw)))
+    assert sampler.diagnostics().updates == 1
+    messages["a look at nan"] = raised(
+        lambda: adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates(cost=1e-9)).draw(
+            lambda indices: torch.full((len(indices),), torch.nan if odd else 1.0)
+        )
+    )
+    messages["shape"] = raised(lambda: sampler.update(sampler.draw(), torch.ones(len(draw) + 1)))
+
+    def out_of_step(spoil):
+        sampler = adambs.BanditSampler(N, B, gate=0.0)
+        draws = [sampler.draw(), sampler.draw()]
+        if odd:
+            spoil(sampler, draws)
+        draws.append(sampler.draw())
+        sampler.update(draws[0], torch.ones(len(draw)))
+        return raised(sampler.probabilities)
+
+    messages["another draw"] = out_of_step(lambda sampler, draws: sampler.draw())
+    messages["another order"] = out_of_step(lambda sampler, draws: draws.reverse())
+    messages["another correction"] = out_of_step(lambda sampler, draws: setattr(sampler, "correction", 0.5))
+    messages["another p"] = out_of_step(
+        lambda sampler, draws: sampler.rule.observe(np.arange(9), np.arange(9) + 5.0)
+    )
+    messages["not a group"] = raised(lambda: adambs.BanditSampler(N, B, group="all"))
+    return SimpleNamespace(**{"messages": messages}).__dict__
+
+
+@together
+def groups(folder):
+    """A group of one's own, and none."""
+    assert len(adambs.BanditSampler(N, B, group=False).draw()) == B
+    subgroup = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return {"message": raised(lambda: adambs.BanditSampler(N, B, group=subgroup))}
+    sampler = adambs.BanditSampler(N, B, group=subgroup)
+    draw = sampler.draw()
+    sampler.update(draw, draw.weights)
+    return {"length": len(draw), "p": digest(sampler)}
+
+
+def run(folder):
+    results = {}
+    for name, function in CASES.items():
+        results[name] = function()
+    for name, function in TOGETHER.items() if dist.is_initialized() else ():
+        results[name] = function(folder)
+    return results
+
+
+def main():
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", module="torch")
+    dist.init_process_group("gloo")
+    folder = Path(sys.argv[1])
+    torch.save(run(folder), folder / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
