@@ -179,7 +179,7 @@ class Draw:
         ratios = (*lists["ratios"], *lists["p_ratios"])
         if min(ratios) < _NEVER_DRAWN or max(ratios) > 1 / _NEVER_DRAWN:
             raise ValueError(
-                f"a draw of the state has ratios from {min(ratios):g} to {max(ratios):g}, which are never drawn"
+                f"a draw of the state has ratios from {min(ratios):g} to {max(ratios):g}: nobody draws those"
             )
         return cls(
             _check.count(state, "number", path="a draw"),
