@@ -37,6 +37,7 @@ def taught(sampler: adambs.BanditSampler, steps: int, seed: int = 0) -> adambs.B
     norms = rng.gamma(0.5, 0.5, sampler.n)
     for _ in range(steps):
         draw = sampler.draw()
+        assert draw.weights.min() > 0  # asked for, as whoever trains does
         sampler.update(draw, norms[draw.indices.numpy()])
     return sampler
 
@@ -58,7 +59,7 @@ def small_data(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def weighted_draw(weights: torch.Tensor) -> adambs.Draw:
     """A draw of as many examples as there are weights, with these weights."""
     K = len(weights)
-    return adambs.Draw(np.arange(K), 1 / weights.double().numpy(), K, owner="a test")
+    return adambs.Draw(0, np.arange(K), 1 / weights.double().numpy(), K)
 
 
 def a_draw(K: int) -> adambs.Draw:

@@ -1,5 +1,6 @@
-"""Synthetic runs, written through records.Writer, so that the format is the runner's."""
+"""Synthetic runs, written through records.Writer, so that the format is the runner's; and small data."""
 
+import gzip
 import math
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def write_run(
     noise: float = 0.03,
     examples: str = "image",
     hostile: bool = False,
+    balanced: bool = False,
     **changes: Any,
 ) -> records.Run:
     """A run of ``seeds`` seeds, the first ``finished`` of them finished, the last of the others cut short."""
@@ -176,7 +178,10 @@ def write_run(
         for k in range(slices + 1 if seed < finished else slices // 2):
             for method in methods:
                 step, steps = 20 * k, 20 * slices
-                writer.append(slice_line(method, seed, step, steps, rngs[method], noise))
+                line = slice_line(method, seed, step, steps, rngs[method], noise)
+                if balanced:  # older records do not have it
+                    line["balanced_test_error"] = min(1.0, 2 * line["test_error"])
+                writer.append(line)
                 if METHODS.get(method, (0, 0, False))[2] and k % 5 == 0:
                     line = distribution_line(method, seed, step, steps, "hostile" if hostile else examples)
                     if hostile:
@@ -186,3 +191,32 @@ def write_run(
         if seed < finished:
             writer.append({"kind": "end", "seed": seed})
     return records.read(folder)
+
+
+# --------------------------------------------------------------------------- KDD Cup 1999, in small
+
+KDD = "kddcup.data_10_percent.gz"
+
+
+def connection(k: int, kind: str = "normal", protocol: str = "tcp", **columns: float) -> str:
+    """A line of 41 columns and a kind: column 4 is ``k``, ``c7=3`` sets another, the rest are 0."""
+    values = ["0"] * 41
+    values[1:5] = protocol, f"service_{k % 3}", "SF" if k % 2 else "REJ", f"{k}"
+    for name, value in columns.items():
+        values[int(name[1:])] = f"{value}"
+    return ",".join([*values, f"{kind}."])
+
+
+def connections(n: int = 60) -> list[str]:
+    """Every fifth a copy of one line, as most are in the publisher's file."""
+    kinds = ("smurf", "neptune", "normal", "back")
+    return [
+        connection(7, "smurf", "icmp", c22=511)
+        if k % 5 == 0
+        else connection(k, kinds[k % 4], ("tcp", "udp")[k % 2], c22=k * k, c36=f"{(k % 10) / 10:.2f}")
+        for k in range(n)
+    ]
+
+
+def kdd_files(lines: list[str] | None = None) -> dict[str, bytes]:
+    return {KDD: gzip.compress(("\n".join(lines or connections()) + "\n").encode())}

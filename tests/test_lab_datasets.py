@@ -24,6 +24,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_fixtures import KDD, connection, connections, kdd_files
 from rich.console import Console
 from torch.utils.data import TensorDataset
 
@@ -223,6 +224,68 @@ def test_tokenise_against_a_plain_loop(texts: list[list[str]]) -> None:
         assert row.tolist() == [0] * (100 - len(ids)) + ids
 
 
+def test_connections_against_a_plain_loop(tmp_path: Path) -> None:
+    write(tmp_path / "kddcup99", kdd_files())
+    data, lines = load("kddcup99", tmp_path), connections()
+    x, y = data.train.tensors
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    assert (len(x), len(data.test)) == (48, 12)  # a fifth; 50,000 of the publisher's
+    rows = data.rows.tolist()
+    assert rows == sorted(rows)
+    split = [line.split(",") for line in lines]
+    # Of the numbers, columns 4, 22 and 36 have more than one value; then protocol, service and flag.
+    logs = np.log1p([[float(row[c]) for c in (4, 22, 36)] for row in split])
+    means, deviations = logs[rows].mean(0), logs[rows].std(0)
+    words = [(c, word) for c in (1, 2, 3) for word in sorted({row[c] for row in split})]
+    assert data.features == 3 + len(words) == 3 + 3 + 3 + 2
+    for k, row in enumerate(rows):
+        hot = [float(split[row][c] == word) for c, word in words]
+        np.testing.assert_allclose(x[k], [*(logs[row] - means) / deviations, *hot], rtol=1e-5, atol=1e-6)
+        assert data.classes[y[k]] == split[row][41].removesuffix(".")
+        assert data.example(k) == {"label": data.classes[y[k]], "row": row, "text": lines[row]}
+    # The test set is the rest, standardised with the training set's statistics.
+    for k, row in enumerate(sorted(set(range(60)) - set(rows))):
+        np.testing.assert_allclose(data.test.tensors[0][k, :3], (logs[row] - means) / deviations, rtol=1e-5)
+    assert len(data.classes) == 23
+    assert same(data, load("kddcup99", tmp_path))
+
+
+def test_the_test_set_of_connections_is_random_and_no_larger_than_the_publishers_file_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adambs.lab.datasets.connections.TEST_SIZE", 50)
+    write(tmp_path / "kddcup99", kdd_files(connections(1000)))
+    data = load("kddcup99", tmp_path)
+    assert len(data.test) == 50
+    left_out = np.setdiff1d(np.arange(1000), data.rows.numpy())
+    assert 350 < left_out.mean() < 650
+    assert len(np.unique(left_out % 4)) == 4
+
+
+def test_a_context_is_the_label_of_each_training_example(tmp_path: Path) -> None:
+    write(tmp_path / "kddcup99", kdd_files())
+    data = datasets.subset(load("kddcup99", tmp_path), 20, seed=1)
+    assert data.context.dtype == np.int64
+    assert data.context.tolist() == data.labels.tolist()
+    flipped = datasets.with_flipped_labels(data, 0.5)
+    assert flipped.context.tolist() == flipped.labels.tolist() != data.context.tolist()
+    assert load("digits").features == 0
+
+
+def test_connections_packed_anew_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publisher's size is of what is in the gzip: another packing of it is as good, other data is not."""
+    body = kdd_files()[KDD]
+    unpacked = gzip.decompress(body)
+    row = replace(DATASETS["kddcup99"], members=((KDD, len(unpacked)),))
+    monkeypatch.setitem(DATASETS, "kddcup99", row)
+    for content in (body, gzip.compress(unpacked, 1), gzip.compress(unpacked, mtime=1)):
+        write(tmp_path / "kddcup99", {KDD: content})
+        assert states(tmp_path)["kddcup99"] == "present"
+    for content in (gzip.compress(unpacked[:-1]), b"", b"x"):
+        write(tmp_path / "kddcup99", {KDD: content})
+        assert states(tmp_path)["kddcup99"] == "suspect"
+
+
 # ----------------------------------------------------------------------------------------------------
 # The folder
 
@@ -277,6 +340,7 @@ def test_available(tmp_path: Path) -> None:
         "cifar10": "present",
         "cifar100": "suspect",
         "imdb": "suspect",
+        "kddcup99": "missing",
         "digits": "present",
     }
     assert rows["fashion-mnist"].detail == "without t10k-labels-idx1-ubyte.gz"
@@ -341,6 +405,29 @@ CORRUPT = {
     "cifar100 as 10": ("cifar100", "cifar100/train.bin", b"\0" * 3073, "records of 3,074 bytes"),
     "cifar100 label": ("cifar100", "cifar100/test.bin", b"\x64" * 3074, "label 100 of record 0"),
     "class names": ("cifar100", "cifar100/fine_label_names.txt", b"apple\n", "1 class names, not 100"),
+    "kdd not gzip": ("kddcup99", f"kddcup99/{KDD}", b"<html>", "gzip data is damaged"),
+    "kdd cut off": ("kddcup99", f"kddcup99/{KDD}", kdd_files()[KDD][:-9], "damaged or cut off"),
+    "kdd no text": ("kddcup99", f"kddcup99/{KDD}", gzip.compress(b"\xff" * 99), "not a table of connections"),
+    "kdd short": ("kddcup99", f"kddcup99/{KDD}", kdd_files(connections(4))[KDD], "4 connections are too few"),
+    "kdd columns": (
+        *("kddcup99", f"kddcup99/{KDD}"),
+        *(kdd_files([*connections(), "1,2,3"])[KDD], "line 61 has 3 columns, not 42"),
+    ),
+    "kdd number": (
+        *("kddcup99", f"kddcup99/{KDD}"),
+        *(kdd_files([*connections(), connection(1).replace("0", "many", 1)])[KDD], "holds something else"),
+    ),
+    "kdd negative": (
+        *("kddcup99", f"kddcup99/{KDD}"),
+        *(kdd_files([*connections(), connection(1, c5=-2)])[KDD], "negative or not finite"),
+    ),
+    "kdd kind": (
+        *("kddcup99", f"kddcup99/{KDD}"),
+        *(
+            kdd_files([*connections(), connection(1, "mailbomb")])[KDD],
+            "the kind 'mailbomb.' is none of the 23",
+        ),
+    ),
     "archive is html": ("imdb", "imdb/aclImdb_v1.tar.gz", b"<html>", "archive is damaged"),
     "archive empty": ("imdb", "imdb/aclImdb_v1.tar.gz", b"", "archive is damaged"),
     "archive cut off": (
@@ -361,6 +448,7 @@ HEALTHY = {
     "cifar10": ("cifar10", cifar10_files()),
     "cifar100": ("cifar100", cifar100_files()),
     "imdb": ("imdb", {}),
+    "kddcup99": ("kddcup99", kdd_files()),
 }
 
 
@@ -822,6 +910,18 @@ def test_what_is_laid_out_by_hand_is_not_fetched(tmp_path: Path, monkeypatch: py
     assert fetch("digits", tmp_path) == []
 
 
+def test_fetch_connections(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = kdd_files()[KDD]
+    row, file = DATASETS["kddcup99"], download(KDD, body, server.serve(f"/{KDD}", body))
+    members = ((KDD, len(gzip.decompress(body))),)
+    monkeypatch.setitem(DATASETS, "kddcup99", replace(row, downloads=(file,), members=members))
+    assert fetch("kddcup99", tmp_path) == [tmp_path / "kddcup99" / KDD]
+    assert states(tmp_path)["kddcup99"] == "present"
+    assert len(load("kddcup99", tmp_path).train) == 48
+    fetch("kddcup99", tmp_path)
+    assert len(server.asked) == 1
+
+
 def cut_short(server: Server, path: str) -> None:
     status, body, _ = server.answers[path]
     server.answers[path] = (status, body[: len(body) // 2], len(body))
@@ -981,6 +1081,7 @@ def test_the_catalogue_is_sound() -> None:
         for file in row.downloads:
             assert re.fullmatch("[0-9a-f]{64}", file.sha256)
             assert file.size > 0
-            assert all(re.match("https?://", url) and url.endswith(file.name) for url in file.urls)
+            assert all(re.match("https?://", url) for url in file.urls)
+            assert file.urls[0].endswith(file.name)  # a mirror may have another name for it
             own = [row.name, f"{row.name}/{file.name}"]
             assert set(own) & set(row.places)  # what is fetched is found

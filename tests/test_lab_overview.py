@@ -8,7 +8,8 @@ from lab_fixtures import write_run
 
 from adambs.lab import records, sweep
 from adambs.lab.analysis import Estimate, analyse
-from adambs.lab.overview import CHOOSING, SideBySide, cell, sweep_figure
+from adambs.lab.overview import CHOOSING, COLUMNS, SideBySide, default_table, sweep_figure
+from adambs.lab.words import points, rise, times_and_interval
 
 
 def dots(axes):
@@ -31,7 +32,7 @@ def side_by_side(tmp_path_factory):
 
 def test_methods_of_one_run_only_are_left_out(side_by_side):
     assert side_by_side.methods == ["adambs", "adam-impt"]
-    assert "sgd" not in side_by_side.table().lower()
+    assert "sgd" not in "".join(side_by_side.tables()).lower()
 
 
 def test_the_mean_is_over_the_three_and_not_over_others(side_by_side):
@@ -40,8 +41,8 @@ def test_the_mean_is_over_the_three_and_not_over_others(side_by_side):
         mean, bounded = side_by_side.mean(method)
         assert mean.value == pytest.approx(math.exp(sum(logs) / 3))
         assert bounded == any(found.bounded() for found in side_by_side.found(method)[:3])
-    row = side_by_side.table().splitlines()[2]
-    assert row.endswith(f"**{cell(*side_by_side.mean('adambs'))}** |")
+    row = side_by_side.tables()[0].splitlines()[2]
+    assert row.endswith(f"**{times_and_interval(*side_by_side.mean('adambs'))}** |")
     without = SideBySide(side_by_side.analyses[1:], side_by_side.titles[1:])
     assert without.mean("adam-impt") is None
 
@@ -92,6 +93,44 @@ def test_the_sweep_figure_has_a_dot_for_every_trial_and_lines_for_default_and_or
 
 
 def test_a_cell_is_short():
-    assert cell(Estimate(1.234, 1.1, 1.31, 3), True) == "< 1.23 (1.10 to 1.31)"
-    assert cell(Estimate(1.0, None, None, 1), False) == "1.00"
-    assert cell(Estimate(np.nan, None, None, 0), False) == "–"
+    assert times_and_interval(Estimate(1.234, 1.1, 1.31, 3), True) == "< 1.23 (1.10 to 1.31)"
+    assert times_and_interval(Estimate(1.0, None, None, 1), False) == "1.00"
+    assert times_and_interval(Estimate(np.nan, None, None, 0), False) == "–"
+
+
+def cells(table):
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
+def test_no_table_is_wide_and_every_number_stands_in_one(side_by_side):
+    other = side_by_side.analyses[3]
+    many = SideBySide([*side_by_side.analyses, *[other] * 6], [*side_by_side.titles, *"abcdef"])
+    tables = [cells(table) for table in many.tables()]
+    assert [table[0] for table in tables] == [
+        ["method", *CHOOSING, "mean of the three"],
+        ["method", "other", "a", "b", "c", "d"],
+        ["method", "e", "f"],
+    ]
+    assert max(len(table[0]) for table in tables) <= COLUMNS + 2
+    assert [row[0] for row in tables[0][2:]] == ["AdamBS", "Adam-impt"]
+    assert [row[0] for row in tables[1][2:]] == ["Adam-impt", "SGD"]  # AdamBS did not run there
+    clock = other.speedups["adam-impt"]["seconds"]
+    assert tables[2][2][1:] == [times_and_interval(clock.overall, clock.bounded())] * 2
+
+
+def test_the_default_has_a_row_for_each_run_with_all_that_is_measured(side_by_side):
+    head, _, *rows = cells(default_table(side_by_side.analyses, side_by_side.titles))
+    assert len(head) == 7
+    assert [row[0] for row in rows] == list(CHOOSING)
+    analysis = side_by_side.analyses[1]
+    clock = analysis.speedups["adambs"]["seconds"]
+    lowest = analysis.to_lowest_error["adambs"]
+    assert rows[1][1:] == [
+        times_and_interval(clock.overall, clock.bounded()),
+        times_and_interval(clock.at[3], clock.bounded(3)),
+        f"{rise(analysis.steadiness['adambs'])} ({rise(analysis.steadiness['adam'])})",
+        times_and_interval(lowest.overall, lowest.bounded()),
+        points(analysis.equal_time["test_error"]["adambs"]),
+        points(analysis.stopped_early["test_error"]["adambs"]),
+    ]
+    assert default_table(side_by_side.analyses[3:], ["other"]) == ""

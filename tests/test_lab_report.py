@@ -22,7 +22,7 @@ from adambs.lab.analysis import analyse
 from adambs.lab.report import write_report
 from adambs.lab.report_markup import embed, esc, slugs
 from adambs.lab.report_tables import terminal_table
-from adambs.lab.words import times
+from adambs.lab.words import points, rise, times, times_and_interval
 
 # ------------------------------------------------------------------------------------------------- files
 
@@ -105,16 +105,25 @@ def test_embedded_json_cannot_end_its_script():
 
 def test_the_terminal_has_the_same_numbers(tmp_path: Path):
     run = write_run(tmp_path / "run")
-    console = Console(width=200, file=io.StringIO(), record=True)
+    console = Console(width=250, file=io.StringIO(), record=True)
     console.print(terminal_table([run]))
     shown = console.export_text()
     page = write_report([run], tmp_path / "out", figures=False).read_text()
-    for method, by_axis in analyse(run).speedups.items():
+    found = analyse(run)
+    for method, by_axis in found.speedups.items():
         assert fixtures.TITLES[method] in shown
+        assert f" {rise(found.steadiness[method])} " in shown
+        assert f"<td>{rise(found.steadiness[method])}</td>" in page
         if method != "adam":
-            for each in by_axis.values():
-                assert times(each) in shown
-                assert esc(times(each)) in page
+            assert all(esc(times(each)) in page for each in by_axis.values())
+            final, lowest = by_axis["seconds"].last, found.to_lowest_error[method]
+            for each in (*by_axis.values(), final, lowest):
+                assert times_and_interval(each.overall, each.bounded()) in shown
+            for each in (final, lowest):
+                assert f"<td>{esc(times_and_interval(each.overall, each.bounded()))}</td>" in page
+            for each in (found.equal_time, found.stopped_early):
+                assert points(each["test_error"][method]) in shown
+                assert f"<td>{points(each['test_error'][method])}</td>" in page
     console.print(terminal_table([write_run(tmp_path / "h", hostile=True, seeds=1, slices=3), run]))
 
 

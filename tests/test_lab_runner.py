@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from lab_fixtures import connections, kdd_files
 from typer.testing import CliRunner
 
 from adambs import cli
@@ -78,6 +79,59 @@ def test_the_evaluation_is_over_the_whole_data(finished, data):
     assert first["train_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     wrong = [int(model(x[i : i + 1]).argmax()) != int(y[i]) for i in range(len(y))]
     assert first["train_error"] == pytest.approx(np.mean(wrong))
+    x, y = data.test.tensors
+    by_class = {int(c): [] for c in y}
+    for i in range(len(y)):
+        by_class[int(y[i])].append(int(model(x[i : i + 1]).argmax()) != int(y[i]))
+    assert first["balanced_test_error"] == pytest.approx(
+        np.mean([np.mean(each) for each in by_class.values()])
+    )
+
+
+def test_the_balanced_error_counts_every_class_alike():
+    """Nine of class 0, all right, one of class 2, wrong, none of class 1 and of class 3."""
+    import torch
+
+    from adambs.lab.training import LOSSES, evaluate
+
+    inputs = torch.eye(4)[[0] * 10]
+    targets = torch.tensor([0] * 9 + [2])
+    found = evaluate(torch.nn.Identity(), inputs, targets, LOSSES["softmax"])
+    assert found.error == pytest.approx(0.1)
+    assert found.balanced_error == pytest.approx(0.5)
+
+
+def test_a_table_is_trained_on_from_the_command_line(tmp_path):
+    """The experiment kdd on a small file of the publisher's format, from the data to the report."""
+    folder = tmp_path / "data" / "kddcup99"
+    folder.mkdir(parents=True)
+    for name, content in kdd_files(connections(400)).items():
+        (folder / name).write_bytes(content)
+    arguments = ["reproduce", "kdd", "--methods", "adam,adambs", "--seeds", "1", "--epochs", "3"]
+    arguments += ["--batch-size", "32", "--slices", "3", "--threads", "1", "--data", str(tmp_path / "data")]
+    done = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    run = records.read(tmp_path / "run")
+    assert (run.config["n"], run.config["n_test"], len(run.config["classes"])) == (320, 80, 23)
+    last = list(run.lines("slice"))[-1]
+    assert last["train_loss"] < 3
+    assert 0 <= last["test_error"] <= last["balanced_test_error"] <= 1
+    shown = next(line for line in run.lines("distribution") if line["highest"])
+    assert shown["highest"][0]["text"].count(",") == 41
+    assert "balanced test error" in (tmp_path / "run" / "report.html").read_text().lower()
+
+
+def test_records_without_a_balanced_error_are_still_read(finished, tmp_path):
+    old = tmp_path / records.FILE
+    with old.open("w") as file:
+        for line in (finished.path / records.FILE).read_text().splitlines():
+            entry = json.loads(line)
+            entry.pop("balanced_test_error", None)
+            file.write(json.dumps(entry) + "\n")
+    assert "balanced_test_error" in analyse(finished).metrics
+    without = analyse(records.read(tmp_path))
+    assert "balanced_test_error" not in without.metrics
+    assert without.finals["adam"]["test_error"] == analyse(finished).finals["adam"]["test_error"]
 
 
 def test_p_is_shown_with_examples_at_the_end_of_the_first_seed(finished, data):

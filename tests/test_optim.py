@@ -272,6 +272,71 @@ def test_closures(base, options):
     assert sampler.diagnostics().updates == 5
 
 
+@pytest.mark.parametrize(("base", "options"), [*PARITY, (torch.optim.LBFGS, {"max_iter": 3})])
+def test_without_a_draw_a_step_is_the_optimizers_own(base, options):
+    """``step()`` and ``step(closure)``, by place and by name: what any framework calls."""
+    ours, theirs = small_net(), small_net()
+    sampler = learning()
+    optimizer = adambs.with_bandit(base)(ours.parameters(), sampler, **options)
+    plain = base(theirs.parameters(), **options)
+    before = sampler.state_dict()
+    for call in range(6):
+        losses = []
+        for net, own in ((ours, optimizer), (theirs, plain)):
+
+            def closure(net=net, own=own):
+                own.zero_grad()
+                loss = F.cross_entropy(net(X), Y)
+                loss.backward()
+                return loss
+
+            if base is torch.optim.LBFGS or call % 3:
+                losses.append(own.step(closure) if call % 2 else own.step(closure=closure))
+            else:
+                closure()
+                losses.append(own.step())
+        assert losses[0] == losses[1]
+    assert same(ours.state_dict(), theirs.state_dict())
+    assert same(sampler.state_dict(), before)
+
+
+def test_any_optimizer_left_untouched_and_update_anywhere_after_the_forward_pass():
+    """The general way gives the parameters and the p of ``step(draw, scores)``, bit for bit."""
+    ours, theirs = small_net(), small_net()
+    sampler, other = learning(), learning()
+    optimizer = adambs.AdamBS(ours.parameters(), sampler, lr=0.01)
+    plain = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    for step in range(40):
+        train(ours, optimizer, 1)
+        draw = other.draw()
+        logits, losses = forward(theirs, draw)
+        scores = adambs.scores.cross_entropy(logits, Y[draw.indices])
+        plain.zero_grad()
+        if step % 3 == 0:
+            other.update(draw, scores)
+        draw.mean(losses).backward()
+        if step % 3 == 1:
+            other.update(draw.number, scores)
+        plain.step()
+        if step % 3 == 2:
+            other.update(draw.carried().number, scores)
+    assert same(ours.state_dict(), theirs.state_dict())
+    assert same(sampler.state_dict(), other.state_dict())
+
+
+def test_a_state_without_the_sampler_is_taken_with_a_warning():
+    net = small_net()
+    optimizer = adambs.AdamBS(net.parameters(), learning())
+    plain = torch.optim.Adam(net.parameters(), lr=0.5).state_dict()
+    before = optimizer.sampler.state_dict()
+    with pytest.warns(RuntimeWarning, match="state_dict has no 'sampler'.* save the sampler beside"):
+        optimizer.load_state_dict(plain)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert same(optimizer.sampler.state_dict(), before)
+    optimizer.sampler.load_state_dict(before)
+    optimizer.load_state_dict(plain)  # the sampler was loaded by itself: nothing to say
+
+
 def everything(net, optimizer):
     return copy.deepcopy((net.state_dict(), optimizer.state_dict()))
 
@@ -291,7 +356,7 @@ def test_a_refused_step_changes_nothing(bad, with_closure):
     with pytest.raises(ValueError, match=r"scores\[3\] is"):
         optimizer.step(draw, (lambda: scores) if with_closure else scores, closure)
     with pytest.raises(ValueError, match="another sampler"):
-        optimizer.step(learning().draw(), torch.ones(10))
+        optimizer.step(learning(seed=7).draw(), torch.ones(10))
     assert same(everything(net, optimizer), before)
 
 
@@ -311,7 +376,7 @@ def test_the_state_carries_the_sampler():
     net, other_net = small_net(), small_net(seed=1)
     optimizer = adambs.AdamBS(net.parameters(), learning(), lr=0.01)
     train(net, optimizer, 20)
-    resumed = adambs.AdamBS(other_net.parameters(), learning(seed=5), lr=0.5)
+    resumed = adambs.AdamBS(other_net.parameters(), learning(), lr=0.5)
     other_net.load_state_dict(net.state_dict())
     resumed.load_state_dict(saved_and_loaded(optimizer.state_dict()))
     train(net, optimizer, 20)
@@ -324,14 +389,11 @@ def test_a_refused_state_changes_nothing():
     optimizer = adambs.AdamBS(net.parameters(), learning())
     train(net, optimizer, 3)
     before = everything(net, optimizer)
-    plain = torch.optim.Adam(net.parameters()).state_dict()
-    with pytest.raises(ValueError, match="state_dict has no 'sampler'"):
-        optimizer.load_state_dict(plain)
     fewer = adambs.AdamBS(net[0].parameters(), learning()).state_dict()
     with pytest.raises(ValueError, match="parameter group"):
         optimizer.load_state_dict(fewer)
     other_sampler = {**optimizer.state_dict(), "sampler": uniform().state_dict()}
-    with pytest.raises(ValueError, match="rule = 'Uniform'"):
+    with pytest.raises(ValueError, match="rule_name = 'Uniform'"):
         optimizer.load_state_dict(other_sampler)
     assert same(everything(net, optimizer), before)
 
@@ -340,9 +402,13 @@ def test_copies_and_pickles_keep_the_sampler():
     net = small_net()
     optimizer = adambs.AdamBS(net.parameters(), learning())
     train(net, optimizer, 3)
-    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert same(twin.state_dict(), optimizer.state_dict())
-        assert twin.sampler is not optimizer.sampler
+    sgd = adambs.with_bandit(torch.optim.SGD)(net.parameters(), learning(), lr=0.1, momentum=0.9)
+    train(net, sgd, 3)
+    for own in (optimizer, sgd):
+        for twin in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+            assert type(twin) is type(own)
+            assert same(twin.state_dict(), own.state_dict())
+            assert twin.sampler is not own.sampler
 
 
 def test_gradient_accumulation():
@@ -367,8 +433,12 @@ def test_bad_arguments():
         adambs.AdamBS(net.parameters(), 1e-3)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer class"):
         adambs.with_bandit(torch.nn.Linear)
-    with pytest.raises(TypeError):
-        adambs.AdamBS(net.parameters(), learning()).step()
+    with pytest.raises(TypeError, match=r"not nothing: AdamBS\(params, sampler, ...\) with sampler = "):
+        adambs.AdamBS(net.parameters())
+    with pytest.raises(TypeError, match="scores and no draw"):
+        adambs.AdamBS(net.parameters(), learning()).step(scores=torch.ones(10))
+    with pytest.raises(TypeError, match="a draw and no scores"):
+        adambs.AdamBS(net.parameters(), learning()).step(learning().draw())
     with pytest.raises(ValueError, match="Invalid learning rate"):
         adambs.AdamBS(net.parameters(), learning(), lr=-1)
     assert adambs.with_bandit(torch.optim.SGD) is adambs.with_bandit(torch.optim.SGD)

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import same, saved_and_loaded, taught
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import optimize
 
 import adambs
 from adambs import reference
@@ -400,97 +399,11 @@ def test_avare_refuses(p_min, error, words):
 
 
 @every_rule
-def test_draws_follow_the_ratios(rule):
-    sampler = taught(adambs.BanditSampler(60, 6, rule=rule), 200)
-    r = sampler.rule.ratios()
-    assert np.ptp(r) > 0.3
-    drawn, ratios = sampler.rule.draw(np.random.default_rng(0).random(400_000))
-    assert np.array_equal(ratios, r[drawn])
-    assert np.array_equal(ratios[:9], sampler.rule.ratios(drawn[:9]))
-    often = r * 400_000 / 60 > 5
-    seen, expected = np.bincount(drawn, minlength=60)[often], r[often] * 400_000 / 60
-    assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 0.001
-    assert np.array_equal(sampler.rule.draw(np.array([0.0, 1.0]))[0], [0, 59])
-
-
-@every_rule
-@pytest.mark.parametrize("steps", [0, 1, 137])
-def test_a_resumed_run_is_the_same_to_the_bit(rule, steps):
-    straight, resumed = (adambs.BanditSampler(700, 10, rule=rule) for _ in range(2))
-    taught(straight, steps)
-    state = saved_and_loaded(straight.state_dict())
-    resumed.load_state_dict(state)
-    assert same(straight.state_dict(), resumed.state_dict())
-    rng = np.random.default_rng(1)
-    for _ in range(100):
-        draws = straight.draw(), resumed.draw()
-        scores = rng.gamma(0.5, 0.5, 10)
-        assert torch.equal(draws[0].indices, draws[1].indices)
-        assert torch.equal(draws[0].probabilities, draws[1].probabilities)
-        straight.update(draws[0], scores)
-        resumed.update(draws[1], scores)
-    assert same(straight.state_dict(), resumed.state_dict())
-
-
-@every_rule
-def test_saving_changes_nothing_and_a_state_is_a_copy(rule):
-    watched, left_alone = (adambs.BanditSampler(100, 10, rule=rule) for _ in range(2))
-    rng = np.random.default_rng(1)
-    for _ in range(50):
-        scores = rng.gamma(0.5, 0.5, 10)
-        watched.update(watched.draw(), scores)
-        left_alone.update(left_alone.draw(), scores)
-        for value in watched.rule.state_dict().values():
-            if isinstance(value, torch.Tensor):
-                value.zero_()
-        watched.rule.ratios()[:] = 7.0
-    assert same(watched.state_dict(), left_alone.state_dict())
-
-
-@every_rule
-def test_a_damaged_state_is_refused_and_changes_nothing(rule):
-    sampler = taught(adambs.BanditSampler(30, 5, rule=rule), 40)
-    before = sampler.state_dict()
-    for name, value in before["rule_state"].items():
-        damages = (
-            [value[:-1], value.flip(0) - value.flip(0) - 1.0, value * math.nan, value[None]]
-            if isinstance(value, torch.Tensor) and value.dtype == torch.float64
-            else [value[:-1], value.double(), ~value]
-            if isinstance(value, torch.Tensor)
-            else [math.nan, -1.0, "x" if isinstance(value, bool) else 1e300 * math.inf, None]
-        )
-        for damage in damages:
-            state = saved_and_loaded(before)
-            state["rule_state"][name] = damage
-            with pytest.raises(ValueError, match="state"):
-                sampler.load_state_dict(state)
-        state = saved_and_loaded(before)
-        del state["rule_state"][name]
-        with pytest.raises(ValueError, match="damaged"):
-            sampler.load_state_dict(state)
-    assert same(sampler.state_dict(), before)
-
-
-@every_rule
 def test_a_state_of_other_settings_is_refused(rule):
     sampler = adambs.BanditSampler(30, 5, rule=rule)
     other = adambs.BanditSampler(30, 5, rule=Exp3(step=3.0))
     with pytest.raises(ValueError, match="rule"):
         sampler.load_state_dict(other.state_dict())
-
-
-@every_rule
-def test_one_rule_object_configures_many_samplers(rule):
-    first = taught(adambs.BanditSampler(40, 4, rule=rule), 20)
-    second = adambs.BanditSampler(90, 4, rule=rule)
-    assert np.ptp(first.probabilities().numpy()) > 0
-    assert np.array_equal(second.rule.ratios(), np.ones(90))
-
-
-def test_only_avare_can_be_told_scores():
-    for rule in RULES[:3]:
-        with pytest.raises(TypeError, match="learns from draws alone"):
-            rule.observe(np.array([0]), np.array([1.0]))
 
 
 def test_settings_are_printed():

@@ -107,7 +107,7 @@ def test_every_way_to_the_norm_of_a_matrix(
 ) -> None:
     # Gram from T = 2 to 4, the matrix from 5; blocks of one, of some, of all examples.
     torch.manual_seed(0)
-    monkeypatch.setattr("adambs.scores.pieces.BLOCK", block)
+    monkeypatch.setattr("adambs.scores.gradients.BLOCK", block)
     assert_exact(nn.Linear(i, o), normal(7, T, i))
     assert_exact(nn.Conv1d(i // 3, o, 3), normal(7, i // 3, T + 2))
 

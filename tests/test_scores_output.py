@@ -86,6 +86,17 @@ def test_confident_examples_do_not_cancel(margin: float, form: str) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("margin", [300.0, 345.0, 346.0, 400.0, 700.0])
+def test_confident_examples_in_float64_do_not_underflow(margin: float) -> None:
+    # p_c = e^-margin is a float64 still, its square from a margin of 372 on is not.
+    z = torch.tensor([[margin, 0.0, 0.0]], dtype=torch.float64)
+    e = torch.tensor([-margin], dtype=torch.float64).exp()
+    torch.testing.assert_close(scores.cross_entropy(z, torch.tensor([0])), 6**0.5 * e, rtol=1e-12, atol=0)
+    y = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    binary = scores.binary_cross_entropy_with_logits(z[:, :1] * torch.tensor([[1.0, -1.0]]), y)
+    torch.testing.assert_close(binary, 2**0.5 * e, rtol=1e-12, atol=0)
+
+
 def test_an_example_beyond_doubt_has_score_zero_and_a_broken_one_is_not_hidden() -> None:
     logits = torch.tensor([[300.0, 0.0], [torch.nan, 0.0]])
     found = scores.cross_entropy(logits, torch.tensor([0, 0]))
@@ -172,6 +183,98 @@ def test_under_autocast() -> None:
     torch.testing.assert_close(found, exact, rtol=0.05, atol=0.01)
 
 
+class Plain(Tensor):
+    """A subclass that adds nothing: its values might be anywhere."""
+
+
+ways = st.sampled_from(["plain", "parameter", "transposed", "sliced", "subclass", "vmap"])
+
+
+@some
+@given(seeds, st.integers(1, 6), st.integers(1, 5), ways, st.sampled_from([torch.float32, torch.float64]))
+def test_loops_and_torch_operations_agree(seed: int, K: int, C: int, way: str, dtype: torch.dtype) -> None:
+    # Plain tensors of the CPU go through compiled loops, the rest through torch.
+    torch.manual_seed(seed)
+    logits, labels = torch.randn(K, C, dtype=dtype) * 8, torch.rand(K, C, dtype=dtype)
+    target = torch.randint(C, (K,))
+    expected = [
+        by_autograd(lambda z: F.cross_entropy(z, target, reduction="none"), logits),
+        by_autograd(lambda z: F.binary_cross_entropy_with_logits(z, labels, reduction="none"), logits),
+        by_autograd(lambda z: F.mse_loss(z, labels, reduction="none"), logits),
+    ]
+
+    def changed(t: Tensor) -> Tensor:
+        if way == "parameter" and t.is_floating_point():
+            return torch.nn.Parameter(t)
+        if way == "transposed" and t.dim() == 2:
+            return t.mT.contiguous().mT
+        if way == "sliced":
+            return t.repeat_interleave(2, 0)[::2]
+        return t.as_subclass(Plain) if way == "subclass" else t
+
+    def found(z: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        return (
+            scores.cross_entropy(z, y),
+            scores.binary_cross_entropy_with_logits(z, t),
+            scores.mse_loss(z, t),
+        )
+
+    z, y, t = changed(logits), changed(target), changed(labels)
+    if way == "vmap":
+        results = torch.func.vmap(found)(z[None], y[None], t[None])
+        results = tuple(result[0] for result in results)
+    else:
+        results = found(z, y, t)
+    for a, b in zip(results, expected, strict=True):
+        assert a.dtype == dtype
+        # The oracle itself cancels where an example is confident.
+        rough = 1e-5 if dtype == torch.float32 else 1e-9
+        torch.testing.assert_close(a.as_subclass(Tensor), b, rtol=rough, atol=rough / 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_class_indices_of_any_integer_type(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+    expected = by_autograd(lambda z: F.cross_entropy(z, target, reduction="none"), logits)
+    for options in ({}, {"label_smoothing": 1e-9}):
+        found = scores.cross_entropy(logits, target.to(dtype), **options)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_ignored_example_scores_zero_whatever_its_logits_are() -> None:
+    logits, target = torch.tensor([[torch.nan, 0.0], [0.0, 0.0]]), torch.tensor([-100, 0])
+    for options in ({}, {"label_smoothing": 0.1}, {"weight": torch.ones(2)}):
+        found = scores.cross_entropy(logits, target, **options)
+        assert found[0] == 0
+        assert found[1] > 0
+
+
+def test_an_empty_batch_has_no_scores() -> None:
+    z, y = torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)
+    assert scores.cross_entropy(z, y).shape == (0,)
+    assert scores.cross_entropy(z, y, label_smoothing=0.1).shape == (0,)
+    assert scores.binary_cross_entropy_with_logits(z, z).shape == (0,)
+    assert scores.mse_loss(z, z).shape == (0,)
+
+
+def test_scores_can_be_compiled_without_a_break() -> None:
+    torch.manual_seed(0)
+    z, y, t = torch.randn(5, 4), torch.randint(4, (5,)), torch.rand(5, 4)
+
+    def all_of_them(z: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        return (
+            scores.cross_entropy(z, y),
+            scores.cross_entropy(z, y, label_smoothing=0.1),
+            scores.binary_cross_entropy_with_logits(z, t),
+            scores.mse_loss(z, t),
+        )
+
+    compiled = torch.compile(all_of_them, backend="eager", fullgraph=True)
+    for a, b in zip(compiled(z, y, t), all_of_them(z, y, t), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
 # From the training step's own backward pass ------------------------------------------------------
 
 
@@ -211,6 +314,24 @@ def test_tiny_gradients_keep_their_norm() -> None:
     output.grad = torch.tensor([[3e-30, 4e-30, 0.0], [0.0, 0.0, 0.0]])
     found = scores.output_norms(weighted_draw(torch.full((2,), 2.0)), output)
     torch.testing.assert_close(found, torch.tensor([5e-30, 0.0]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-100, 1.0, 1e100, 1e160, 1e300])
+@pytest.mark.parametrize("m", range(1, 10))
+def test_norms_of_every_length_and_size(size: float, m: int) -> None:
+    g = torch.arange(1.0, 3 * m + 1, dtype=torch.float64).view(3, m)
+    found = scores.mse_loss(g * (size / 2), torch.zeros_like(g))
+    torch.testing.assert_close(found / size, g.norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_what_is_broken_is_not_hidden_in_a_norm() -> None:
+    for bad in (torch.nan, torch.inf):
+        for place in range(6):
+            g = torch.ones(2, 6)
+            g[0, place] = bad
+            found = scores.mse_loss(g, torch.zeros_like(g))
+            assert not found[0].isfinite()
+            assert found[1] == pytest.approx(2 * 6**0.5)
 
 
 # Refusals ----------------------------------------------------------------------------------------

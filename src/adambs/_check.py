@@ -41,6 +41,12 @@ def whole(name: str, value: Any, *, least: int) -> int:
     return number
 
 
+def instance(name: str, value: Any, kind: type, hint: str = "") -> None:
+    """``value`` is None or a ``kind``."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}{hint and ' '}{hint}, not {value!r}")
+
+
 def positive(name: str, value: Any) -> float:
     """``value`` as a positive, finite float."""
     number = _real(name, value)
@@ -186,8 +192,8 @@ def number(
     return converted
 
 
-def count(state: Any, name: str, least: int = 0, most: int = 2**63 - 1, *, path: str = "state") -> int:
-    """``state[name]`` as a whole number in ``least`` ... ``most``."""
+def count(state: Any, name: str, least: int = 0, most: int = 2**53, *, path: str = "state") -> int:
+    """``state[name]`` as a whole number in ``least`` ... ``most``: no run counts beyond 2^53."""
     value = entry(state, name, path)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(

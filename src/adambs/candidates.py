@@ -54,7 +54,6 @@ class Candidates:
         self._given = cost is not None
         self._cost = None if cost is None else _check.positive("cost", cost)
         self._squares = self._sum = 0.0
-        self._draws = 0  # that tau was learned from, up to _STEPS
         self._look_seconds: list[float] = []
         self._step_seconds: deque[float] = deque(maxlen=_STEPS)
         self._left_at: float | None = None
@@ -71,7 +70,7 @@ class Candidates:
     @property
     def gain(self) -> float:
         """By how much a look would lower the variance of the batch."""
-        left = 1 / self.tau**2
+        left = 1 / (self.tau * self.tau)  # a power would raise where a product is infinite
         return 1 / (left + (1 - left) / self.multiple)
 
     @property
@@ -79,15 +78,11 @@ class Candidates:
         """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
         return max(math.sqrt(self._squares) / self._sum, 1.0) if self._sum > 0 else 1.0
 
-    @property
-    def settled(self) -> bool:
-        """Whether enough was seen to say if a look pays: scores of some draws and, for the cost, steps."""
-        return self._draws == _STEPS and (self._cost is not None or len(self._step_seconds) == _STEPS)
-
     def pays(self) -> bool:
         """Whether to look this time."""
-        cost = _CHEAP if self._cost is None else self._cost
-        return self.settled and self.gain > 1 + self.multiple * cost
+        if self._cost is not None:
+            return self.gain > 1 + self.multiple * self._cost
+        return len(self._step_seconds) == _STEPS and self.gain > 1 + self.multiple * _CHEAP
 
     def entered(self) -> None:
         """A draw begins that may look: what has passed since :meth:`left` was a step."""
@@ -113,7 +108,6 @@ class Candidates:
         decay = _DECAY if self._sum > 0 else 0.0
         self._squares = decay * self._squares + (1 - decay) * squares
         self._sum = decay * self._sum + (1 - decay) * mean
-        self._draws = min(self._draws + 1, _STEPS)
 
     def settings(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
@@ -125,7 +119,6 @@ class Candidates:
             "cost": self._cost,
             "squares": self._squares,
             "sum": self._sum,
-            "draws": self._draws,
             "look_seconds": list(self._look_seconds),
             "step_seconds": list(self._step_seconds),
         }
@@ -136,7 +129,6 @@ class Candidates:
         new = Candidates(self.multiple, self._cost if self._given else saved)
         new._given = self._given
         new._squares, new._sum = _check.number(state, "squares"), _check.number(state, "sum")
-        new._draws = _check.count(state, "draws", most=_STEPS)
         new._look_seconds = _check.numbers(state, "look_seconds", most=_LOOKS)
         new._step_seconds.extend(_check.numbers(state, "step_seconds", most=_STEPS))
         return new

@@ -1,11 +1,14 @@
 """What a sampler counts, and what it says of itself."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from adambs import _check
 from adambs._types import Floats, State
+from adambs.candidates import Candidates
 from adambs.gate import SecondMoments
+from adambs.rules.base import Rule
 
 _NAMES = ("draws", "updates", "scores", "clipped", "looks", "reshuffled")
 
@@ -62,3 +65,20 @@ class Counters:
             setattr(new, name, _check.count(state, name))
         new.trained = self.trained.with_state(_check.mapping(state, "trained"))
         return new
+
+
+def diagnose(n: int, counters: Counters, rule: Rule, candidates: Candidates) -> Diagnostics:
+    """Put together what the parts know. As cheap as ``rule.spread()``."""
+    mean_square, mean_log = rule.spread()
+    return Diagnostics(
+        draws=counters.draws,
+        updates=counters.updates,
+        effective_sample_size=n / mean_square,
+        entropy=math.log(n) - mean_log,
+        variance_reduction=counters.trained.reduction,
+        scores=counters.scores,
+        clipped_scores=counters.clipped,
+        looks=counters.looks,
+        reshuffled=counters.reshuffled,
+        tau=candidates.tau,
+    )

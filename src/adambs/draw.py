@@ -146,7 +146,9 @@ class Draw:
                 tensor = torch.from_numpy(_shares_of_inverses(self._ratios))
             else:
                 tensor = torch.from_numpy(self._weights() / len(self)).to(like.dtype)
-            self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=True)
+            # Apple's devices read memory that is freed too soon (pytorch issue 189690): there the copy waits.
+            late = like.device.type != "mps"
+            self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=late)
         return self._tensors[key]
 
     def carried(self) -> Carried:

@@ -71,11 +71,28 @@ class Epochs:
         if not isinstance(ahead, list):
             raise ValueError(f"state['ahead'] must be a list of draws, not {type(ahead).__name__}")
         new = Epochs(self._n, self._batch_size)
-        new.current = Epoch(
+        epoch = new.current = Epoch(
             _check.count(state, "number"),
             _check.count(state, "delivered"),
             deque(Draw.from_list(values, self._n, self._batch_size) for values in ahead),
             _check.flag(state, "finished"),
         )
+        batches = -(-self._n // self._batch_size)
+        if epoch.drawn > batches:
+            raise ValueError(f"state has {epoch.drawn} batches in an epoch of {batches}")
+        if epoch.finished and ahead:
+            raise ValueError(f"state has {len(ahead)} batches on their way in an epoch that is over")
+        numbers = [draw.number for draw in epoch.ahead]
+        if numbers != sorted(set(numbers)):
+            raise ValueError(f"state['ahead'] must have draws in the order of their numbers, not {numbers}")
         new._resuming = True
         return new
+
+
+def refuse_to_sample_single_examples(caller: str) -> None:
+    """Raise if ``caller``, the name of a function, gathers what we yield into batches of its own."""
+    if caller.startswith(("BatchSampler.", "_BatchSamplerIterator.")):  # torch's, torchdata's
+        raise TypeError(
+            "DataLoader(sampler=...) takes single examples, and a BanditSampler draws batches: give it as "
+            "batch_sampler=, or use adambs.BanditLoader(dataset, sampler)"
+        )

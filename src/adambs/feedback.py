@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ from adambs.draw import Draw
 
 # A draw may never come back. So many are remembered at most, and so many examples in all of them.
 _MOST_DRAWS, _MOST_EXAMPLES = 1024, 1 << 22
+
+
+DrawOrNumber = Draw | int | torch.Tensor
+"""A draw, its number, or the tensor of it that a batch carries."""
 
 
 class Awaited:
@@ -31,6 +35,13 @@ class Awaited:
         self._draws[draw.number] = draw
         if len(self._draws) > self.most:
             del self._draws[next(iter(self._draws))]
+
+    def expect(self, ahead: Iterable[Draw]) -> None:
+        """Wait for the draws that a loaded state has on their way."""
+        for draw in ahead:
+            if draw.number >= self.following:
+                raise ValueError(f"state['epochs'] is damaged: draw {draw.number} was not made yet")
+            self.add(draw)
 
     def find(self, draw: Any) -> Draw:
         """The draw that is meant, by itself or by its number; or an error."""
@@ -79,7 +90,7 @@ def _number(value: Any) -> int:
 
 
 Arrived = tuple[Draw, Floats, bool]
-"""A draw, its scores, and whether the caller knew it by its number alone."""
+"""A draw, its scores, and whether the caller knew it by its number alone, or had a copy of it."""
 
 
 class Report:
@@ -103,7 +114,7 @@ class Report:
         self.skipped = skipped
         """Waits for whether the optimizer's step was skipped, and the scores are to be dropped."""
         self.by_number = False
-        """Whether the caller knew the draw by its number alone."""
+        """Whether the caller knew the draw by its number alone, or had a copy of it."""
 
 
 class Policy(ABC):
@@ -176,7 +187,7 @@ class Feedback:
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Check what can be checked now, and start the rest. Changes nothing."""
         report = self._policy.begin(draw, scores, awaited, skipped)
-        report.by_number = not isinstance(draw, Draw)
+        report.by_number = draw is not report.draw
         return report
 
     def accept(self, report: Report, awaited: Awaited) -> Iterator[Arrived]:
@@ -220,8 +231,9 @@ def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     if tensor.device.type == "cpu":
         copy = tensor.detach().clone()
         return lambda: copy
-    home = tensor.detach().to("cpu", non_blocking=True)
-    if tensor.device.type not in ("cuda", "xpu"):  # no events that we know: its own copy has to be right
+    # Apple's devices would let us read before the copy has arrived (pytorch issue 189690): there it waits.
+    home = tensor.detach().to("cpu", non_blocking=tensor.device.type != "mps")
+    if tensor.device.type not in ("cuda", "xpu"):  # devices without events that we know of
         return lambda: home
     arrived = torch.Event(tensor.device)
     arrived.record()

@@ -101,7 +101,8 @@ def seed_of(*entropy: int) -> int:
 def _seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002
+    # Numpy's generator is Python's: the same seed would give the same numbers.
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002
 
 
 def _carrying(batch: Any, draw: Draw) -> Any:

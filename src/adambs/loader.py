@@ -108,13 +108,13 @@ class BanditLoader:
                 "ahead, and a look must be made with the model as it is now"
             )
         self.dataset, self.sampler, self.drop_last, self.carry = dataset, sampler, drop_last, carry
-        self._score = score
         self._length = sampler.n // sampler.batch_size if drop_last else len(sampler)
         # DataLoader seeds its workers from this stream; without one it would use torch's global stream.
         self._own_stream = None if "generator" in dataloader_options else torch.Generator()
         dataloader_options.setdefault("generator", self._own_stream)
         self._fetcher = Fetcher(dataset, collate_fn, sampler.seed, carry=carry)
-        self._tickets = _Tickets(self)
+        # No part knows the loader: in a circle of references, workers would outlive it.
+        self._tickets = _Tickets(sampler, self._fetcher, score, self._length)
         self.dataloader: DataLoader[Any] = DataLoader(
             self._fetcher, batch_size=None, sampler=self._tickets, collate_fn=as_it_is, **dataloader_options
         )
@@ -133,18 +133,20 @@ class BanditLoader:
             not plain
             or type(order) not in (RandomSampler, SequentialSampler)
             or getattr(order, "_num_samples", None)
+            or getattr(order, "replacement", False)
         ):
             raise ValueError(
                 f"loader chooses its examples by {type(order if plain else loader.batch_sampler).__name__}, "
                 "and only one can: take a DataLoader without a sampler of its own"
             )
-        if loader.batch_size != sampler.batch_size:
+        batches: Any = loader.batch_sampler or loader  # whichever knows how large they are
+        if batches.batch_size != sampler.batch_size:
             raise ValueError(
-                f"loader has batch_size {loader.batch_size} and the sampler {sampler.batch_size}: "
+                f"loader has batch_size {batches.batch_size} and the sampler {sampler.batch_size}: "
                 "build the sampler with BanditSampler(len(dataset), loader.batch_size)"
             )
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER}
-        taken["drop_last"] = loader.drop_last
+        taken["drop_last"] = batches.drop_last
         if loader.collate_fn is not default_collate:
             taken["collate_fn"] = loader.collate_fn
         if loader.generator is None:
@@ -192,20 +194,22 @@ class _Tickets:
 
     epoch: Epoch
 
-    def __init__(self, loader: BanditLoader) -> None:
-        self._loader = loader
+    def __init__(
+        self, sampler: BanditSampler, fetcher: Fetcher, score: Callable[[Any], Any] | None, length: int
+    ) -> None:
+        self._sampler, self._fetcher, self._score, self._length = sampler, fetcher, score, length
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self._length
 
     def __iter__(self) -> Iterator[Ticket]:
-        epoch, loader = self.epoch, self._loader
+        epoch = self.epoch
         for place, draw in enumerate(tuple(epoch.ahead)):  # on their way when the state was saved
             yield Ticket(epoch.number, epoch.delivered + place, draw)
-        while epoch.drawn < len(loader):
+        while epoch.drawn < self._length:
             batch = epoch.drawn
-            look = None if loader._score is None else _Look(loader, epoch.number, batch)
-            draw = loader.sampler.draw(look)
+            look = None if self._score is None else _Look(self._fetcher, self._score, epoch.number, batch)
+            draw = self._sampler.draw(look)
             epoch.ahead.append(draw)
             fetched = None if look is None else look.chosen(draw)
             yield Ticket(epoch.number, batch, draw, fetched)
@@ -214,20 +218,18 @@ class _Tickets:
 class _Look:
     """Fetches candidates once, scores them, and keeps them for the batch that is chosen among them."""
 
-    def __init__(self, loader: BanditLoader, epoch: int, batch: int) -> None:
-        self._loader, self._epoch, self._batch = loader, epoch, batch
+    def __init__(self, fetcher: Fetcher, score: Callable[[Any], Any], epoch: int, batch: int) -> None:
+        self._fetcher, self._score, self._epoch, self._batch = fetcher, score, epoch, batch
         self._candidates: Any = None
 
     def __call__(self, indices: torch.Tensor) -> Any:
-        fetcher = self._loader._fetcher
-        with seeded(fetcher.seed, self._epoch, self._batch):
-            self._candidates = fetcher.examples(indices.numpy())
-            batch = fetcher.collated(self._candidates)
-        assert self._loader._score is not None
-        return self._loader._score(batch)
+        with seeded(self._fetcher.seed, self._epoch, self._batch):
+            self._candidates = self._fetcher.examples(indices.numpy())
+            batch = self._fetcher.collated(self._candidates)
+        return self._score(batch)
 
     def chosen(self, draw: Draw) -> Any:
         """The chosen examples, if there was a look."""
         if draw.positions is None:
             return None
-        return self._loader._fetcher.some(self._candidates, draw.positions)
+        return self._fetcher.some(self._candidates, draw.positions)

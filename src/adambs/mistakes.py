@@ -1,13 +1,19 @@
 """The likeliest mistakes in a training loop, each warned of once, in words."""
 
+import os
+import sys
 import warnings
 from collections import deque
 from typing import Any, NoReturn
 
+import torch
 from torch.utils import _pytree
 
 from adambs._types import Floats
 from adambs.draw import Draw
+
+# Where the code lies that a warning is not about.
+_LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
 
 # A weighted mean may be taken some time after the feedback; so many draws later it should have been.
 _PATIENCE = 16
@@ -29,6 +35,10 @@ class Mistakes:
         self._equal: list[float] = []
         self._batches = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the draws: a copy of a draw does not know what is done with the original."""
+        return {**self.__dict__, "_to_weight": deque()}
+
     def feedback(self, draw: Draw, scores: Floats, *, by_number: bool) -> None:
         """A draw has come back with its scores."""
         if self._weighted < _PATIENCE and not by_number and not draw.even:
@@ -41,7 +51,6 @@ class Mistakes:
                         "unweighted",
                         "batches were drawn with unequal p, and nobody asked for their weights: train on "
                         "draw.mean(losses) instead of losses.mean(), or the gradient is biased",
-                        depth=6,
                     )
             if self._weighted == _PATIENCE:  # all is well, or was said
                 self._to_weight.clear()
@@ -54,7 +63,6 @@ class Mistakes:
                     f"in each of the first {_EQUAL_BATCHES} batches all {len(scores)} scores are the same, "
                     "and they change from batch to batch: they look like a loss after a mean reduction. Give "
                     "one score for each example, e.g. adambs.scores.cross_entropy(logits, y)",
-                    depth=6,
                 )
 
     def epoch_over(self, batches: int, updates: int) -> None:
@@ -64,7 +72,6 @@ class Mistakes:
                 "silent",
                 f"an epoch of {batches} batches is over and no scores came back, so p cannot learn: call "
                 "optimizer.step(draw, scores) or sampler.update(draw, scores) for each batch",
-                depth=4,
             )
 
     def clipped(self, updates: int, clipped: int, scores: int, rule: object) -> None:
@@ -74,15 +81,20 @@ class Mistakes:
                 "clipped",
                 f"{clipped} of the first {scores} scores were above the bound of {rule!r} and were clipped, "
                 "so the rule cannot tell those examples apart: give it a larger L, or scale the scores",
-                depth=7,
             )
 
-    # ``depth`` is how many calls above the warning the training loop stands.
-
-    def _warn(self, kind: str, sentence: str, *, depth: int) -> None:
+    def _warn(self, kind: str, sentence: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warnings.warn(sentence, RuntimeWarning, stacklevel=depth)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=_depth_of_the_caller())
+
+
+def _depth_of_the_caller() -> int:
+    """The ``stacklevel`` of the first call that is neither ours nor torch's: the training loop."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 class _WayOut:

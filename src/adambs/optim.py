@@ -129,14 +129,16 @@ def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]
 @functools.cache  # one class for each optimizer, so that isinstance works
 def _bandit_class(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]:
     def reduce(self: BanditOptimizer) -> tuple[Any, ...]:  # the class has no name to be found by
-        return _blank, (optimizer,), self.__getstate__()
+        found = optimizer if type(self) is kind else type(self)  # a subclass of it has one
+        return _blank, (found,), self.__getstate__()
 
-    return type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), {"__reduce__": reduce})
+    kind = type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), {"__reduce__": reduce})
+    return kind
 
 
-def _blank(optimizer: type[torch.optim.Optimizer]) -> BanditOptimizer:
-    """An instance of the bandit class without its state, for unpickling."""
-    kind = _bandit_class(optimizer)  # type: ignore[arg-type]
+def _blank(found: type[torch.optim.Optimizer]) -> BanditOptimizer:
+    """An instance of a bandit class, or of that of an optimizer, without its state, for unpickling."""
+    kind = found if issubclass(found, BanditOptimizer) else _bandit_class(found)  # type: ignore[arg-type]
     return kind.__new__(kind)
 
 

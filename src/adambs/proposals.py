@@ -1,11 +1,12 @@
 """Where indices come from: passes over all examples in a random order, or independent draws from a rule."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adambs import _check
 from adambs._types import Floats, Indices, State
+from adambs.gate import Gate
 from adambs.permutation import Permutation
 from adambs.rules.base import Rule
 
@@ -23,8 +24,16 @@ class Passes:
     def __init__(self, n: int, seed: int, number: int = 0, position: int = 0) -> None:
         self._n, self._seed = n, seed
         self._number, self._position = number, position
-        self._order = Permutation(n, seed, number)
+        self._order = self._shuffled()
         self._order.warm_up()
+
+    def _shuffled(self) -> Permutation:
+        """The order of the present pass.
+
+        The numbers of its key begin with one: (seed, 0) has the very random bits of :class:`RandomStream`,
+        and independence would hang on which of these bits NumPy uses for what.
+        """
+        return Permutation(self._n, self._seed, self._number + 1)
 
     @property
     def under_way(self) -> bool:
@@ -36,6 +45,10 @@ class Passes:
         """How many examples the present pass still has, or the next one if none is under way."""
         return self._n - self._position
 
+    def peek(self, count: int) -> Indices:
+        """The next ``count`` examples of this pass, at most what is left of it, without taking them."""
+        return self._order.take(self._position, self._position + count)
+
     def take(self, count: int) -> Indices:
         """The next ``count`` examples. Where a pass ends the next begins. O(count)."""
         parts = []
@@ -46,7 +59,7 @@ class Passes:
             self._position = stop
             if stop == self._n:
                 self._number, self._position = self._number + 1, 0
-                self._order = Permutation(self._n, self._seed, self._number)
+                self._order = self._shuffled()
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,6 +107,55 @@ class RandomStream:
         return stream
 
 
-def independent(rule: Rule, random: RandomStream, count: int, *, stratified: bool) -> tuple[Indices, Floats]:
-    """``count`` examples from the rule's p, with replacement, and their ratios n p. O(count log n)."""
-    return rule.draw(random.stratified(count) if stratified else random.uniform(count))
+class Proposal(NamedTuple):
+    """Some examples to train on, or to score."""
+
+    indices: Indices
+    ratios: Floats
+    """n times the probability of each."""
+    reshuffled: bool
+    """Whether they are from a pass, or at least the first of them."""
+
+
+class Sources(NamedTuple):
+    """Where examples come from: a pass that has to be finished first, else p if it pays, else a new pass."""
+
+    rule: Rule
+    random: RandomStream
+    passes: Passes
+    gate: Gate
+    stratified: bool
+
+    def batch(self, K: int) -> Proposal:
+        """K examples to train on. Where a pass ends within a batch, the choice is made again."""
+        if not self._pass_is_due():
+            return Proposal(*self._from_rule(K), reshuffled=False)
+        indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
+        missing = K - len(indices)
+        if missing:
+            more, ratios[-missing:] = self.batch(missing)[:2]
+            indices = np.concatenate([indices, more])
+        return Proposal(indices, ratios, reshuffled=True)
+
+    def candidates(self, K: int, B: int) -> Proposal | None:
+        """B examples to choose K from; None if a pass has too few left to choose from.
+
+        They are drawn from p or, where a pass is due, they are the next of it, without taking them. Take K
+        of them afterwards, as without a look: when a pass ends must not depend on what it shows, and so it
+        stays unbiased (docs/algorithm.md).
+        """
+        if not self._pass_is_due():
+            return Proposal(*self._from_rule(B), reshuffled=False)
+        if self.passes.left <= K:
+            return None
+        indices = self.passes.peek(min(B, self.passes.left))
+        return Proposal(indices, np.ones(len(indices)), reshuffled=True)
+
+    def _pass_is_due(self) -> bool:
+        return self.passes.under_way or not self.gate.decide()
+
+    def _from_rule(self, count: int) -> tuple[Indices, Floats]:
+        """With replacement, and their ratios. O(count log n)."""
+        return self.rule.draw(
+            self.random.stratified(count) if self.stratified else self.random.uniform(count)
+        )

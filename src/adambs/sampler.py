@@ -1,7 +1,6 @@
 """BanditSampler keeps the distribution p, draws mini-batches from it and lets it learn."""
 
 import copy
-import math
 import sys
 import threading
 import time
@@ -11,18 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from adambs import _check, states
+from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.candidates import Candidates, choose
-from adambs.diagnostics import Counters, Diagnostics
+from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
-from adambs.epochs import Epochs
-from adambs.feedback import Awaited, Feedback, Report, checked
+from adambs.epochs import Epochs, refuse_to_sample_single_examples
+from adambs.feedback import Awaited, DrawOrNumber, Feedback, Report, checked
 from adambs.gate import Gate
 from adambs.mistakes import Mistakes
-from adambs.proposals import Passes, RandomStream, independent
+from adambs.proposals import Passes, RandomStream, Sources
 from adambs.rules.base import Rule
 from adambs.rules.calibrated import Calibrated
+from adambs.states import MadeOfParts
 
 # Unless the user says otherwise, p must lower the second moment of the gradient so much to be drawn from.
 _GATE = 1.1
@@ -34,7 +34,7 @@ Observer = Callable[[Draw, Floats], None]
 """Called with each draw that has come back and its scores, after p has learned. Must not change them."""
 
 
-class BanditSampler:
+class BanditSampler(MadeOfParts):
     """A distribution p over n examples that learns from the gradient norms of the examples it drew.
 
     Draws are independent and with replacement, as in the paper, as soon as p is worth it (see ``gate``). A
@@ -70,16 +70,7 @@ class BanditSampler:
             ``"automatic"`` is at once for scores on the CPU and late for all others. p learns the same.
     """
 
-    rule: Rule
-    random: RandomStream
-    passes: Passes
-    gate: Gate
-    candidates: Candidates
-    awaited: Awaited
-    epochs: Epochs
-    counters: Counters
-
-    _PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
+    PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
 
     def __init__(
         self,
@@ -99,18 +90,16 @@ class BanditSampler:
         self.batch_size = _check.whole("batch_size", batch_size, least=1)
         if self.batch_size > self.n:
             raise ValueError(
-                f"batch_size must be at most n = {self.n}, not {self.batch_size}: choose a smaller batch_size"
+                f"batch_size must be at most n = {self.n}, not {batch_size}: choose a smaller one"
             )
-        if rule is not None and not isinstance(rule, Rule):
-            raise TypeError(f"rule must be a Rule such as Exp3(), not {rule!r}")
+        _check.instance("rule", rule, Rule, "such as Exp3()")
+        _check.instance("candidates", candidates, Candidates)
         self.seed = _check.whole("seed", seed, least=0)
         self.stratified = bool(stratified)
         if initial_weights is not None:
             initial_weights = _check.vector("initial_weights", initial_weights, self.n)
             if not initial_weights.any():
                 raise ValueError("initial_weights are all zero: give some example a positive weight")
-        if candidates is not None and not isinstance(candidates, Candidates):
-            raise TypeError(f"candidates must be a Candidates, not {candidates!r}")
         self.correction = correction
         if gate is None:
             gate = _GATE if rule is None and initial_weights is None else 0.0
@@ -140,10 +129,6 @@ class BanditSampler:
     def correction(self, value: float) -> None:
         self._correction = _check.unit_interval("correction", value)
 
-    # ----------------------------------------------------------------------------------------------
-    # Drawing
-    # ----------------------------------------------------------------------------------------------
-
     def draw(self, score: Score | None = None) -> Draw:
         """A mini-batch of K examples, from p if that pays. O(K log n).
 
@@ -155,81 +140,58 @@ class BanditSampler:
         with self._lock:
             self._learn_what_is_late()
             if score is None:
-                return self._number(*self._batch())
+                return self._plain()
             self.candidates.entered()
-            look = not self.passes.under_way and self.candidates.pays()
-            draw = (
-                self._look(score) if look else self._number(*self._batch(trial=not self.candidates.settled))
-            )
+            draw = self._look(score) if self.candidates.pays() else self._plain()
             self.candidates.left()
             return draw
 
-    def _batch(self, *, trial: bool = False) -> tuple[Indices, Floats]:
-        """K indices and their ratios: from a pass that has to be finished, from p, or from a new pass.
+    def _plain(self) -> Draw:
+        proposal = self._sources().batch(self.batch_size)
+        self.counters.reshuffled += proposal.reshuffled
+        return self._numbered(proposal.indices, proposal.ratios)
 
-        Whether a look pays must be known before a pass is begun, which then has to be finished: in a
-        ``trial``, draws are independent.
-        """
-        K = self.batch_size
-        if not self.passes.under_way and (trial or self.gate.decide()):
-            return self._from_rule(K)
-        self.counters.reshuffled += 1
-        indices = self.passes.take(min(K, self.passes.left))
-        missing = K - len(indices)
-        if not missing:
-            return indices, np.ones(K)
-        more, ratios = (
-            self._from_rule(missing) if self.gate.decide() else (self.passes.take(missing), np.ones(missing))
-        )
-        return np.concatenate([indices, more]), np.concatenate([np.ones(K - missing), ratios])
+    def _sources(self) -> Sources:
+        return Sources(self.rule, self.random, self.passes, self.gate, self.stratified)
 
-    def _from_rule(self, count: int) -> tuple[Indices, Floats]:
-        return independent(self.rule, self.random, count, stratified=self.stratified)
-
-    def _number(
-        self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, *, learned: bool = False
-    ) -> Draw:
+    def _numbered(self, indices: Indices, ratios: Floats, **more: Any) -> Draw:
         """The draw with the next number, awaited from now on."""
-        draw = Draw(
-            self.awaited.following,
-            indices,
-            ratios,
-            self.n,
-            correction=self._correction,
-            p_ratios=p_ratios,
-            learned=learned,
-        )
+        number = self.awaited.following
+        draw = Draw(number, indices, ratios, self.n, correction=self._correction, **more)
         self.awaited.following += 1
         self.awaited.add(draw)
         self.counters.draws += 1
         return draw
 
     def _look(self, score: Score) -> Draw:
-        """Candidates from p, scored and learned from; the batch is chosen among them."""
-        before = self.random.state_dict()
-        B = min(self.candidates.multiple * self.batch_size, self.n)
-        indices, ratios = self._from_rule(B)
+        """Candidates are scored and learned from, and the batch is chosen among them."""
+        K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
+        before = self.random.state_dict(), self.gate.open
+        proposal = self._sources().candidates(K, B)
+        if proposal is None:
+            return self._plain()
+        indices, ratios, reshuffled = proposal
         candidates = Draw(self.awaited.following, indices, ratios, self.n)
         start = time.perf_counter()
         try:
             scores = checked(candidates, score(candidates.indices))
-        except BaseException:
-            self.random = self.random.with_state(before)  # a look that fails has not happened
+        except BaseException:  # a look that fails has not happened
+            self.random, self.gate.open = self.random.with_state(before[0]), before[1]
             raise
         self.candidates.looked(time.perf_counter() - start)
+        if reshuffled:
+            self.passes.take(K)
+        taken = K if reshuffled else B  # whether to look may depend on what a pass has shown, no more
+        self.candidates.scattered(ratios[:taken], scores[:taken])
         self.counters.looks += 1
-        self.candidates.scattered(ratios, scores)
-        positions, chosen = choose(self.random, ratios, scores, self.batch_size, self._correction)
+        self.counters.reshuffled += reshuffled
+        positions, chosen = choose(self.random, ratios, scores, K, self._correction)
         self._teach(candidates, scores)
-        draw = self._number(indices[positions], chosen, ratios[positions], learned=True)
+        draw = self._numbered(indices[positions], chosen, p_ratios=ratios[positions], learned=True)
         draw.positions = positions
         return draw
 
-    # ----------------------------------------------------------------------------------------------
-    # Learning
-    # ----------------------------------------------------------------------------------------------
-
-    def update(self, draw: Draw | int | torch.Tensor, scores: Any) -> None:
+    def update(self, draw: DrawOrNumber, scores: Any) -> None:
         """Let p learn from the ``scores`` (gradient norms) of the examples of ``draw``. O(K log n).
 
         Anywhere after the forward pass of the batch, once for each draw. ``draw`` may be its number, or the
@@ -237,9 +199,7 @@ class BanditSampler:
         """
         self.learn(self.check(draw, scores))
 
-    def check(
-        self, draw: Draw | int | torch.Tensor, scores: Any, skipped: torch.Tensor | None = None
-    ) -> Report:
+    def check(self, draw: DrawOrNumber, scores: Any, skipped: torch.Tensor | None = None) -> Report:
         """The first half of :meth:`update`: an error, or what :meth:`learn` wants. Changes nothing.
 
         ``skipped`` is a tensor, next to the scores, that says whether they are to be dropped.
@@ -296,16 +256,14 @@ class BanditSampler:
         """
         chosen = np.arange(self.n) if indices is None else _check.indices("indices", indices, self.n)
         size = _check.whole("batch_size", batch_size, least=1)
+        with self._lock:
+            self._learn_what_is_late()  # older than what is seen now, and must not overwrite it
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             scores = _check.vector("scores", score(torch.from_numpy(part.copy())), len(part))
             with self._lock:
                 self.rule.observe(part, scores)
             progress(start + len(part), len(chosen))
-
-    # ----------------------------------------------------------------------------------------------
-    # Looking in
-    # ----------------------------------------------------------------------------------------------
 
     def probabilities(self, indices: Any = None) -> torch.Tensor:
         """p of the examples ``indices``, or of all n. A copy, float64."""
@@ -318,24 +276,7 @@ class BanditSampler:
         """What the distribution looks like and what it is worth. O(1) with the default rule."""
         with self._lock:
             self._learn_what_is_late()
-            mean_square, mean_log = self.rule.spread()
-            counters = self.counters
-            return Diagnostics(
-                draws=counters.draws,
-                updates=counters.updates,
-                effective_sample_size=self.n / mean_square,
-                entropy=math.log(self.n) - mean_log,
-                variance_reduction=counters.trained.reduction,
-                scores=counters.scores,
-                clipped_scores=counters.clipped,
-                looks=counters.looks,
-                reshuffled=counters.reshuffled,
-                tau=self.candidates.tau,
-            )
-
-    # ----------------------------------------------------------------------------------------------
-    # As the ``batch_sampler`` of a plain DataLoader
-    # ----------------------------------------------------------------------------------------------
+            return diagnose(self.n, self.counters, self.rule, self.candidates)
 
     def __len__(self) -> int:
         """Batches in an epoch: ceil(n / K)."""
@@ -346,25 +287,18 @@ class BanditSampler:
 
         Their draws are awaited by number. :class:`BanditLoader` also says which batch is which draw.
         """
-        caller = sys._getframe(1)
-        if caller.f_code.co_qualname.startswith("BatchSampler."):
-            raise TypeError(
-                "DataLoader(sampler=...) takes single examples, and a BanditSampler draws batches: give "
-                "it as batch_sampler=, or use adambs.BanditLoader(dataset, sampler)"
-            )
+        refuse_to_sample_single_examples(sys._getframe(1).f_code.co_qualname)
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
         epoch = self.epochs.begin()
-        while epoch.delivered < len(self):
-            draw = self.draw()
-            epoch.delivered += 1
-            epoch.finished = epoch.delivered == len(self)
-            yield draw._indices.tolist()
-
-    # ----------------------------------------------------------------------------------------------
-    # State
-    # ----------------------------------------------------------------------------------------------
+        try:
+            while epoch.delivered < len(self):
+                draw = self.draw()
+                epoch.delivered += 1
+                yield draw._indices.tolist()
+        finally:
+            epoch.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next draws depend on, as tensors and plain numbers.
@@ -374,35 +308,24 @@ class BanditSampler:
         """
         with self._lock:
             self._learn_what_is_late()
-            state = states.put_together(self._identity(), self._parts())
-            return {**state, "correction": self.correction}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state from :meth:`state_dict`, or raise ``ValueError`` and keep the old one."""
-        self.adopt(self.parse_state(state))
+            return {**super().state_dict(), "correction": self.correction}
 
     def parse_state(self, state: Any) -> dict[str, Any]:
         """Read and check a state, for :meth:`adopt`; changes nothing."""
-        new = states.read(state, self._identity(), self._parts())
+        new = super().parse_state(state)
         new["correction"] = _check.number(state, "correction", 0.0, 1.0)
-        for draw in new["epochs"].current.ahead:
-            if draw.number >= new["awaited"].following:
-                raise ValueError(f"state['epochs'] is damaged: draw {draw.number} was not made yet")
-            new["awaited"].add(draw)
+        new["awaited"].expect(new["epochs"].current.ahead)
         return new
 
-    def adopt(self, parsed: dict[str, Any]) -> None:
+    def adopt(self, parts: dict[str, Any]) -> None:
         """Take what :meth:`parse_state` has returned; cannot fail."""
         with self._lock:
             self.feedback.drop()
-            for name, part in parsed.items():
+            for name, part in parts.items():
                 setattr(self, name, part)
             self.loaded = True
 
-    def _parts(self) -> dict[str, states.Part]:
-        return {name: getattr(self, name) for name in self._PARTS}
-
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
         return {
             "n": self.n,

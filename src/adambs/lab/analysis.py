@@ -1,17 +1,24 @@
-"""From the records of a run to numbers, and from those to words: curves, final values, speedups. numpy only.
+"""From the records of a run to numbers: curves, final values, speedups, steadiness. numpy and scipy only.
 
-How **speedup** is defined, for one seed, one axis (wall clock or steps) and one method:
+How a method is compared with the baseline (``adam``), for one seed and one axis (wall clock or steps):
 
 1.  A training-loss curve is what the slices say, joined by straight lines in log-loss (a loss falls by
     factors, not by amounts; plots of it are logarithmic). It first *reaches* a loss where it is first at or
     below it, so going up again later takes nothing back: its running minimum is what counts.
-2.  The targets are the losses that the baseline (``adam``) has reached, as a running minimum, after 1/4, 1/2,
-    3/4 and all of its own budget.
-3.  The speedup at a target is the baseline's time to first reach it over this method's. A loss never
+2.  The targets are the losses that the baseline has reached, as a running minimum, after 1/4, 1/2, 3/4 and
+    all of its own budget. The last of them is called the baseline's final loss.
+3.  The **speedup** at a target is the baseline's time to first reach it over this method's. A loss never
     reached counts as the whole budget of the method: the speedup is below that, and is flagged ``bounded``.
-4.  The headline is the geometric mean of the four, then over seeds, with a bootstrap interval over seeds.
+4.  Two numbers come of it: the geometric mean of the four, and the speedup to the final loss alone.
+5.  **Steadiness** is the third: the largest ratio, at any slice after the first tenth of the steps, of the
+    loss to the lowest loss so far. 1 means that the loss never rose. Speedups do not see a late jump of the
+    loss; this does. It is reported as the worst over seeds.
+6.  Beside them: the speedup to the baseline's lowest test error (errors are joined by plain straight lines),
+    the test error when the baseline ended, and the lowest test error until then, both minus the baseline's.
 
-All methods are treated alike, the baseline included, whose speedup is therefore exactly 1.
+Over seeds, ratios have a geometric mean and Student's t interval on their logarithms; differences have a mean
+and Student's t interval. One seed has no interval. All methods are treated alike, the baseline included,
+whose speedup is therefore exactly 1.
 """
 
 import math
@@ -21,24 +28,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats  # type: ignore[import-untyped]
 
 from adambs.lab.records import Line, Run
 
 Array = npt.NDArray[np.float64]
 
 AXES = {"seconds": "wall clock", "step": "steps", "epoch": "epochs"}
-METRICS = {"train_loss": "training loss", "train_error": "training error", "test_error": "test error"}
+METRICS = {
+    "train_loss": "training loss",
+    "train_error": "training error",
+    "test_error": "test error",
+    "balanced_test_error": "balanced test error",
+}
+"""The last is the mean over classes of the error within the class; older records do not have it."""
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-ENOUGH_SEEDS = 3
-RESAMPLES = 10_000
+CONFIDENCE = 0.95
+TEST_ERRORS = ("test_error", "balanced_test_error")
+SETTLING = 0.1
+"""The part of a run, from its start, that steadiness leaves out."""
 LEADS = ("adambs", "adambs-exp3", "amsgrad-bs", "adambs-release")
 """Whom a headline is about: the first of these that ran."""
 FLOOR = 1e-12
 """A loss below this counts as this, so that a loss of exactly 0 has a logarithm."""
-
-# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; beyond, the table's last one is kept.
-_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.306, 2.2622, 2.2281, 2.201, 2.1788, 2.1604,
-      2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.093)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +79,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval, or None for the interval when there are too few seeds."""
+    """A number with its 95 % interval; None for the interval when there is one seed only."""
 
     value: float
     low: float | None
@@ -81,6 +93,7 @@ class Ratio:
 
     seed: int
     target: float
+    """A loss or an error."""
     baseline: float
     """When the baseline first reached ``target``."""
     own: float
@@ -95,16 +108,21 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times as fast as the baseline, on one axis."""
+    """How many times as fast as the baseline, on one axis, to one or more targets."""
 
     method: str
     axis: str
     ratios: tuple[tuple[Ratio, ...], ...]
-    """For each of :data:`FRACTIONS`, one for each seed."""
+    """For each target, one for each seed."""
     at: tuple[Estimate, ...]
-    """For each of :data:`FRACTIONS`, the geometric mean over seeds."""
+    """For each target, the geometric mean over seeds."""
     overall: Estimate
     """The geometric mean of all."""
+
+    @property
+    def last(self) -> "Speedup":
+        """To the last target alone: of :data:`FRACTIONS`, the baseline's final loss."""
+        return Speedup(self.method, self.axis, self.ratios[-1:], self.at[-1:], self.at[-1])
 
     def bounded(self, index: int | None = None) -> bool:
         """Whether some seed never reached the loss (of one target, or any): the number is an upper bound."""
@@ -123,7 +141,7 @@ class Speedup:
         if math.isnan(self.overall.value):
             return "cannot be told"
         if low is None or high is None:
-            return "too few seeds"
+            return "one seed"
         if high < 1:
             return "slower"
         if low <= 1:
@@ -149,10 +167,20 @@ class Analysis:
     """Method, then metric."""
     speedups: dict[str, dict[str, Speedup]] = field(default_factory=dict)
     """Method, then ``seconds`` or ``step``; empty when the baseline did not run."""
-    equal_time: dict[str, Estimate] = field(default_factory=dict)
-    """Method's test error at the time when the baseline ended, minus the baseline's, paired by seed."""
-    stopped_early: dict[str, Estimate] = field(default_factory=dict)
-    """The same of the lowest test errors by that time: what who stops at the right moment gets."""
+    steadiness: dict[str, float] = field(default_factory=dict)
+    """Method -> its worst over seeds: how many times its lowest loss so far the loss has risen to."""
+    to_lowest_error: dict[str, Speedup] = field(default_factory=dict)
+    """Method -> its speedup by the clock to the baseline's lowest test error."""
+    equal_time: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    """Metric of :data:`TEST_ERRORS`, then method: at the time when the baseline ended, minus the baseline's,
+    paired by seed."""
+    stopped_early: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    """The same of the lowest errors by that time: what one gets who stops at the right moment."""
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Those of :data:`METRICS` that were recorded, with their names for people."""
+        return {name: METRICS[name] for name in next(iter(self.finals.values()))}
 
     def curves(self, metric: str, axis: str) -> list[Curve]:
         """One curve for each method that has this metric."""
@@ -181,24 +209,30 @@ def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
         raise ValueError(f"{run.path} has no measurement yet: run its command again, it goes on by itself")
     seeds = tuple(sorted({seed for by_seed in series.values() for seed in by_seed}))
     left_out = tuple(seed for seed in sorted(run.seeds) if complete and seed not in run.finished)
+    metrics = [name for name in METRICS if name != "balanced_test_error" or _recorded(series, name)]
     finals = {
-        method: {name: mean([each[name][-1] for each in by_seed.values()]) for name in METRICS}
+        method: {name: mean([each[name][-1] for each in by_seed.values()]) for name in metrics}
         for method, by_seed in series.items()
     }
-    speedups: dict[str, dict[str, Speedup]] = {}
-    equal_time: dict[str, Estimate] = {}
-    stopped_early: dict[str, Estimate] = {}
-    if baseline in series:
-        for method, by_seed in series.items():
-            pairs = [(series[baseline][seed], by_seed[seed]) for seed in by_seed if seed in series[baseline]]
-            if pairs:
-                speedups[method] = {axis: speedup(pairs, axis) for axis in ("seconds", "step")}
-                equal_time[method] = mean([_behind(*pair) for pair in pairs])
-                stopped_early[method] = mean([_behind_at_best(*pair) for pair in pairs])
-    return Analysis(
-        run, baseline, tuple(series), seeds, complete, left_out,
-        series, finals, speedups, equal_time, stopped_early,
-    )  # fmt: skip
+    found = Analysis(run, baseline, tuple(series), seeds, complete, left_out, series, finals)
+    for method, by_seed in series.items():
+        found.steadiness[method] = float(np.max([steadiness(each) for each in by_seed.values()]))
+        theirs = series.get(baseline, {})
+        pairs = [(theirs[seed], own) for seed, own in by_seed.items() if seed in theirs]
+        if not pairs:
+            continue
+        found.speedups[method] = {axis: speedup(pairs, axis) for axis in ("seconds", "step")}
+        found.to_lowest_error[method] = speedup_to_lowest_error(pairs)
+        for metric in TEST_ERRORS:
+            if metric in metrics:
+                ends, lows = (each.setdefault(metric, {}) for each in (found.equal_time, found.stopped_early))
+                ends[method] = mean([_behind(*pair, metric) for pair in pairs])
+                lows[method] = mean([_behind_at_lowest(*pair, metric) for pair in pairs])
+    return found
+
+
+def _recorded(series: dict[str, dict[int, Series]], metric: str) -> bool:
+    return any(np.isfinite(each[metric]).any() for by_seed in series.values() for each in by_seed.values())
 
 
 def analyse_all(runs: list[Run], baseline: str) -> tuple[list[Analysis], list[str]]:
@@ -276,23 +310,26 @@ def mean(values: Sequence[float]) -> Estimate:
     """The mean with its 95 % interval by Student's t."""
     data = np.asarray(values, dtype=float)
     center = float(data.mean())
-    if len(data) < ENOUGH_SEEDS or not math.isfinite(center):
+    if len(data) < 2 or not math.isfinite(center):
         return Estimate(center, None, None, len(data))
-    half = _T[min(len(data) - 2, len(_T) - 1)] * float(data.std(ddof=1)) / math.sqrt(len(data))
+    half = half_width(float(data.std(ddof=1)) / math.sqrt(len(data)), len(data) - 1)
     return Estimate(center, center - half, center + half, len(data))
 
 
 def geometric_mean(values: Sequence[float]) -> Estimate:
-    """The geometric mean with its 95 % interval by the percentile bootstrap, under a fixed seed."""
-    logs = np.log(np.asarray([value for value in values if not math.isnan(value)], dtype=float))
-    if not len(logs):
-        return Estimate(math.nan, None, None, 0)
-    center = float(np.exp(logs.mean()))
-    if len(logs) < ENOUGH_SEEDS:
-        return Estimate(center, None, None, len(logs))
-    chosen = np.random.default_rng(0).integers(len(logs), size=(RESAMPLES, len(logs)))
-    low, high = np.exp(np.quantile(logs[chosen].mean(1), [0.025, 0.975]))
-    return Estimate(center, float(low), float(high), len(logs))
+    """The geometric mean with its 95 % interval by Student's t on the logarithms; NaNs are left out."""
+    logs = [math.log(value) for value in values if not math.isnan(value)]
+    return _exp(mean(logs)) if logs else Estimate(math.nan, None, None, 0)
+
+
+def half_width(error: float, freedom: float) -> float:
+    """Half of a 95 % interval by Student's t, from the standard error and its degrees of freedom."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+
+
+def _exp(logs: Estimate) -> Estimate:
+    low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
+    return Estimate(math.exp(logs.value), low, high, logs.seeds)
 
 
 # --------------------------------------------------------------------------------------------- speedup
@@ -307,17 +344,26 @@ def speedup(pairs: Sequence[tuple[Series, Series]], axis: str) -> Speedup:
     return Speedup(pairs[0][1].method, axis, ratios, at, overall)
 
 
-def _behind(baseline: Series, own: Series) -> float:
-    """How much larger than the baseline's final test error this method's was at that time."""
-    then = float(np.interp(baseline["seconds"][-1], own["seconds"], own["test_error"]))
-    return then - float(baseline["test_error"][-1])
+def speedup_to_lowest_error(pairs: Sequence[tuple[Series, Series]]) -> Speedup:
+    """The speedup by the clock to the baseline's lowest test error, from (baseline, method) of each seed."""
+    ratios = tuple(
+        _ratio(baseline, own, "seconds", "test_error", _lowest(baseline["test_error"]))
+        for baseline, own in pairs
+    )
+    found = geometric_mean([ratio.value for ratio in ratios])
+    return Speedup(pairs[0][1].method, "seconds", (ratios,), (found,), found)
 
 
-def _behind_at_best(baseline: Series, own: Series) -> float:
-    """The same of the lowest test errors that either had shown by then."""
+def _behind(baseline: Series, own: Series, metric: str) -> float:
+    """How much larger than the baseline's final error this method's was at that time."""
+    then = float(np.interp(baseline["seconds"][-1], own["seconds"], own[metric]))
+    return then - float(baseline[metric][-1])
+
+
+def _behind_at_lowest(baseline: Series, own: Series, metric: str) -> float:
+    """The same of the lowest errors that either had shown by then."""
     in_time = own["seconds"] <= baseline["seconds"][-1]
-    lowest = [_lowest(errors) for errors in (own["test_error"][in_time], baseline["test_error"])]
-    return lowest[0] - lowest[1]
+    return _lowest(own[metric][in_time]) - _lowest(baseline[metric])
 
 
 def _lowest(errors: Array) -> float:
@@ -327,16 +373,40 @@ def _lowest(errors: Array) -> float:
 
 
 def across(speedups: Sequence[Speedup]) -> Estimate:
-    """The geometric mean over several runs, each counting once; the bootstrap resamples seeds within each."""
+    """The geometric mean over several runs, each counting once, with its 95 % interval over their seeds.
+
+    The runs' means are independent, and each has a variance of its own: Student's t with the degrees of
+    freedom of Welch and Satterthwaite.
+    """
     logs = [np.log([_seed_mean(row) for row in zip(*each.ratios, strict=True)]) for each in speedups]
-    center = float(np.exp(np.mean([each.mean() for each in logs])))
+    center = float(np.mean([each.mean() for each in logs]))
     fewest = min(len(each) for each in logs)
-    if fewest < ENOUGH_SEEDS or not math.isfinite(center):
-        return Estimate(center, None, None, fewest)
-    random = np.random.default_rng(0)
-    resampled = [each[random.integers(len(each), size=(RESAMPLES, len(each)))].mean(1) for each in logs]
-    low, high = np.exp(np.quantile(np.mean(resampled, 0), [0.025, 0.975]))
-    return Estimate(center, float(low), float(high), fewest)
+    if fewest < 2 or not math.isfinite(center):
+        return Estimate(math.exp(center), None, None, fewest)
+    variances = np.array([each.var(ddof=1) / len(each) for each in logs])
+    total = float(variances.sum())
+    half = 0.0
+    if total > 0:
+        freedom = total**2 / sum(v**2 / (len(each) - 1) for v, each in zip(variances, logs, strict=True))
+        half = half_width(math.sqrt(total) / len(logs), freedom)
+    return _exp(Estimate(center, center - half, center + half, fewest))
+
+
+# ------------------------------------------------------------------------------------------ steadiness
+
+
+def steadiness(series: Series) -> float:
+    """The largest ratio, after the first tenth of the steps, of the loss to the lowest loss so far.
+
+    At least 1. Infinite when a loss was not a number, NaN when nothing was measured after the first tenth.
+    """
+    logs, steps = _log(series["train_loss"]), series["step"]
+    lowest = np.minimum.accumulate(logs)
+    rises = (logs - np.where(np.isfinite(lowest), lowest, 0))[steps > SETTLING * steps[-1]]
+    return float(np.exp(rises.max())) if len(rises) else math.nan
+
+
+# ------------------------------------------------------------------------------------ reaching a loss
 
 
 def _seed_mean(row: Sequence[Ratio]) -> float:
@@ -345,22 +415,21 @@ def _seed_mean(row: Sequence[Ratio]) -> float:
 
 
 def _ratios(baseline: Series, own: Series, axis: str) -> tuple[Ratio, ...]:
-    found = []
-    for fraction in FRACTIONS:
-        target = lowest_by(baseline[axis], baseline["train_loss"], fraction * float(baseline[axis][-1]))
-        theirs = first_reached(baseline[axis], baseline["train_loss"], target)
-        ours = first_reached(own[axis], own["train_loss"], target)
-        budget = float(own[axis][-1])
-        found.append(
-            Ratio(
-                own.seed,
-                target,
-                math.nan if theirs is None else theirs,
-                budget if ours is None else ours,
-                ours is not None,
-            )
-        )
-    return tuple(found)
+    times, losses = baseline[axis], baseline["train_loss"]
+    targets = (lowest_by(times, losses, fraction * float(times[-1])) for fraction in FRACTIONS)
+    return tuple(_ratio(baseline, own, axis, "train_loss", target) for target in targets)
+
+
+def _ratio(baseline: Series, own: Series, axis: str, metric: str, target: float) -> Ratio:
+    reached = first_reached if metric.endswith("_loss") else first_reached_linearly
+    theirs, ours = (reached(each[axis], each[metric], target) for each in (baseline, own))
+    return Ratio(
+        own.seed,
+        target,
+        math.nan if theirs is None else theirs,
+        float(own[axis][-1]) if ours is None else ours,
+        ours is not None,
+    )
 
 
 def lowest_by(times: Array, losses: Array, time: float) -> float:
@@ -374,19 +443,21 @@ def lowest_by(times: Array, losses: Array, time: float) -> float:
 
 
 def first_reached(times: Array, losses: Array, target: float) -> float | None:
-    """When the curve through the slices is first at or below ``target``; None if never."""
-    logs, goal = _log(losses), math.log(max(target, FLOOR))
+    """When the curve through the slices, straight in the logarithm, is first at or below ``target``."""
+    goal = math.log(max(target, FLOOR))
     # exp and log of a target may come back one bit lower than the slice that it was taken from.
-    goal += 4 * np.finfo(float).eps * max(1.0, abs(goal))
-    if not math.isfinite(goal):
-        return None
-    below = np.flatnonzero(logs <= goal)
-    if not len(below):
+    return first_reached_linearly(times, _log(losses), goal + 4 * np.finfo(float).eps * max(1.0, abs(goal)))
+
+
+def first_reached_linearly(times: Array, values: Array, target: float) -> float | None:
+    """When the straight lines through the slices are first at or below ``target``; None if never."""
+    below = np.flatnonzero(values <= target)
+    if not math.isfinite(target) or not len(below):
         return None
     k = int(below[0])
-    if k == 0 or not math.isfinite(logs[k - 1]):
+    if k == 0 or not math.isfinite(values[k - 1]):
         return float(times[k])
-    part = (logs[k - 1] - goal) / (logs[k - 1] - logs[k])
+    part = (values[k - 1] - target) / (values[k - 1] - values[k])
     return float(times[k - 1] + part * (times[k] - times[k - 1]))
 
 

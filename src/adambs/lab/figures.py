@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from adambs.lab.analysis import AXES, METRICS, Analysis, Speedup
+from adambs.lab.analysis import AXES, Analysis, Speedup
 from adambs.lab.words import run_title, scale_note, times
 
 INK, MUTED, RULE = "#1f2328", "#656d76", "#d0d7de"
@@ -180,12 +180,13 @@ def loss_figure(analysis: Analysis) -> Figure:
 
 def curves_figure(analysis: Analysis) -> Figure:
     """Small multiples: a row for each metric, a column for each axis."""
-    figure = _figure(analysis, 10, 8)
-    grid = figure.subplots(len(METRICS), len(AXES), sharey="row", sharex="col", squeeze=False)
-    for row, (metric, label) in enumerate(METRICS.items()):
+    metrics = analysis.metrics
+    figure = _figure(analysis, 10, 8 * len(metrics) / 3)
+    grid = figure.subplots(len(metrics), len(AXES), sharey="row", sharex="col", squeeze=False)
+    for row, (metric, label) in enumerate(metrics.items()):
         for column, axis in enumerate(AXES):
             _draw_curves(grid[row, column], analysis, metric, axis)
-            if row == len(METRICS) - 1:
+            if row == len(metrics) - 1:
                 grid[row, column].set_xlabel(X_LABELS[axis], color=INK)
         grid[row, 0].set_ylabel(label, color=INK)
     _legend(figure, grid[0, 0])
@@ -220,11 +221,20 @@ def speedup_figure(analysis: Analysis) -> Figure | None:
 
 
 def speedup_range(analysis: Analysis) -> tuple[float, float]:
-    """A range of the logarithmic axis that holds every speedup and its interval, and 1 well inside."""
+    """A range of the logarithmic axis that holds every speedup, and 1 well inside.
+
+    It holds their intervals too, unless these are wider than three times the speedups on either side, as
+    Student's t makes them of two seeds that disagree: those are cut off at the edge.
+    """
     found = [each for by_axis in analysis.speedups.values() for speedup in by_axis.values()
-             for each in (*speedup.at, speedup.overall)]  # fmt: skip
-    ends = [end for each in found for end in (each.value, each.low, each.high) if end is not None and end > 0]
-    return min([0.8, *ends]) / 1.4, max([1.25, *ends]) * 1.4
+             for each in (*speedup.at, speedup.overall) if each.value > 0]  # fmt: skip
+    values = [each.value for each in found]
+    low, high = min([0.8, *values]), max([1.25, *values])
+    lows, highs = (
+        [end for end in ends if end is not None]
+        for ends in ((each.low for each in found), (each.high for each in found))
+    )
+    return max(min([low, *lows]), low / 3) / 1.4, min(max([high, *highs]), 3 * high) * 1.4
 
 
 def distribution_figure(analysis: Analysis) -> Figure | None:

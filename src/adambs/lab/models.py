@@ -64,6 +64,14 @@ def digits_cnn(classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def mlp(features: int, classes: int, *, hidden: int = 128) -> nn.Module:
+    """Ours: two hidden layers with ReLU, for tables."""
+    return nn.Sequential(
+        nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )  # fmt: skip
+
+
 class ReluLSTM(nn.Module):
     """An LSTM whose gates are ReLUs: Keras' ``recurrent_activation="relu"``. Returns the last state.
 
@@ -135,8 +143,13 @@ class RCNN(nn.Module):
         return logits
 
 
-def build(name: str, *, classes: int, seed: int, tokens: int = 0, **options: float) -> nn.Module:
-    """A network by its name; the same parameters for the same seed. ``tokens`` is a text's vocabulary."""
+def build(
+    name: str, *, classes: int, seed: int, tokens: int = 0, features: int = 0, **options: float
+) -> nn.Module:
+    """A network by its name; the same parameters for the same seed.
+
+    ``tokens`` is a text's vocabulary, ``features`` a table's columns.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if name == "cifar-cnn":
@@ -147,6 +160,8 @@ def build(name: str, *, classes: int, seed: int, tokens: int = 0, **options: flo
             return PixelRNN(classes, **{key: int(value) for key, value in options.items()})
         if name == "rcnn":
             return RCNN(tokens, **options)
+        if name == "mlp":
+            return mlp(features, classes, **{key: int(value) for key, value in options.items()})
         if name == "digits-cnn":
             return digits_cnn(classes)
     raise ValueError(f"model {name!r} is unknown")

@@ -1,4 +1,4 @@
-"""Several runs at once: methods side by side, as a table and as a figure; and a figure of a sweep."""
+"""Several runs at once: methods side by side, as tables and as a figure; and a figure of a sweep."""
 
 import math
 from collections.abc import Sequence
@@ -8,10 +8,15 @@ from matplotlib.figure import Figure
 
 from adambs.lab.analysis import Analysis, Estimate, Speedup, across
 from adambs.lab.figures import INK, MUTED, plain, style, tidy
+from adambs.lab.report_tables import markdown
 from adambs.lab.sweep import DEFAULT, ORACLE, TRIALS
+from adambs.lab.words import points, rise, times_and_interval
 
 CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 """The experiments that the default rule was chosen on, over which the mean is taken."""
+
+COLUMNS = 5
+"""How many runs stand beside each other in a table."""
 
 # What is slower than this is drawn at the edge: one method that fails must not flatten all the others.
 _SLOWEST = 0.6
@@ -42,17 +47,30 @@ class SideBySide:
         """The method's, for people."""
         return next(each.title(method) for each in self.analyses if method in each.methods)
 
-    def table(self) -> str:
-        """A row for each method, a column for each run, and the mean."""
-        head = ["method", *self.titles, "mean of the three"]
-        rows = [head, ["---"] * len(head)]
+    def tables(self) -> list[str]:
+        """A row for each method, a column for each run: first :data:`CHOOSING` and their mean, then the rest.
+
+        No table has more than :data:`COLUMNS` runs, and none has methods that did not run in any of them.
+        """
+        names = [analysis.run.path.name for analysis in self.analyses]
+        chosen = [names.index(name) for name in CHOOSING if name in names]
+        others = [k for k in range(len(names)) if k not in chosen]
+        parts = [chosen, *(others[k : k + COLUMNS] for k in range(0, len(others), COLUMNS))]
+        return [self._table(part, with_mean=part is chosen) for part in parts if part]
+
+    def _table(self, runs: list[int], *, with_mean: bool) -> str:
+        rows = [["method", *(self.titles[k] for k in runs)]]
         for method in self.methods:
-            cells = [
-                "" if each is None else cell(each.overall, each.bounded()) for each in self.found(method)
-            ]
-            mean = self.mean(method)
-            rows.append([self.name(method), *cells, "" if mean is None else f"**{cell(*mean)}**"])
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+            found = [self.found(method)[k] for k in runs]
+            if any(found):
+                cells = ["" if each is None else _cell(each) for each in found]
+                rows.append([self.name(method), *cells])
+                if with_mean:
+                    mean = self.mean(method)
+                    rows[-1].append("" if mean is None else f"**{times_and_interval(*mean)}**")
+        if with_mean:
+            rows[0].append("mean of the three")
+        return markdown(rows)
 
     def figure(self) -> Figure | None:
         """The same as a forest plot, of the methods and the runs that have to do with the default."""
@@ -75,12 +93,32 @@ class SideBySide:
         return figure
 
 
-def cell(estimate: Estimate, bounded: bool) -> str:
-    """A speedup and its interval, briefly."""
-    if math.isnan(estimate.value):
-        return "–"
-    interval = "" if estimate.low is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
-    return f"{'< ' if bounded else ''}{estimate.value:.2f}{interval}"
+def default_table(analyses: Sequence[Analysis], titles: Sequence[str]) -> str:
+    """The library's default against the baseline, a row for each run with all that is measured of the two."""
+    rows = [
+        [
+            "experiment",
+            "Adam's four losses",
+            "Adam's final loss",
+            "steadiness, Adam's in brackets",
+            "Adam's lowest test error",
+            "test error when Adam ended",
+            "lowest test error by then",
+        ]
+    ]
+    for analysis, title in zip(analyses, titles, strict=True):
+        if DEFAULT not in analysis.speedups:
+            continue
+        clock = analysis.speedups[DEFAULT]["seconds"]
+        ours, theirs = (rise(analysis.steadiness[name]) for name in (DEFAULT, analysis.baseline))
+        speeds = [_cell(each) for each in (clock, clock.last, analysis.to_lowest_error[DEFAULT])]
+        errors = [each["test_error"][DEFAULT] for each in (analysis.equal_time, analysis.stopped_early)]
+        rows.append([title, *speeds[:2], f"{ours} ({theirs})", speeds[2], *map(points, errors)])
+    return markdown(rows) if len(rows) > 1 else ""
+
+
+def _cell(speedup: Speedup) -> str:
+    return times_and_interval(speedup.overall, speedup.bounded())
 
 
 def sweep_figure(sweeps: Sequence[Analysis], titles: Sequence[str]) -> Figure:
@@ -122,7 +160,7 @@ def _panels(titles: Sequence[str], rows: Sequence[str]) -> tuple[Figure, list[ma
         axes.tick_params(labelbottom=True)
         axes.set_xscale("log")
     first = grid[0]
-    first.set_xlim(_SLOWEST / 1.05, 2.4)
+    first.set_xlim(_SLOWEST / 1.05, 2.8)
     first.set_xticks(_TICKS, [f"{tick:g}×" for tick in _TICKS])
     first.set_xticks([], minor=True)
     first.set_yticks(range(len(rows)), [plain(row, 34) for row in rows])

@@ -16,8 +16,10 @@ A run is a folder with ``records.jsonl``. Its lines, in the order in which they 
     One method has trained for one more slice: ``seed``, ``method``, ``step``, ``epoch`` (a fraction),
     ``seconds`` (of training, this method's own overhead included, from its start), ``examples`` (whose
     gradients were computed so far), ``train_loss``, ``train_error``, ``test_loss``, ``test_error`` (errors
-    are fractions of 1), ``ess`` (effective sample size of p over n, in (0, 1]) and ``variance_reduction``;
-    the last two are null for a method without a distribution over examples. Step 0, before training, too.
+    are fractions of 1), ``balanced_test_error`` (the mean over classes of the test error within the class;
+    older records do not have it), ``ess`` (effective sample size of p over n, in (0, 1]) and
+    ``variance_reduction``; the last two are null for a method without a distribution over examples. Step 0,
+    before training, too.
 ``distribution``
     How p looked, a few times a run, for methods that have one: ``seed``, ``method``, ``step``,
     ``quantiles`` (n p at 101 evenly spaced quantiles, ascending), ``highest`` and ``lowest``: lists of

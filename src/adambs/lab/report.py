@@ -16,7 +16,6 @@ from plotly.offline import get_plotlyjs
 import adambs
 from adambs.lab.analysis import (
     AXES,
-    METRICS,
     Analysis,
     Curve,
     analyse_all,
@@ -35,6 +34,7 @@ from adambs.lab.report_markup import (
     template_text,
 )
 from adambs.lab.report_tables import (
+    beyond_table,
     finals_table,
     overall_table,
     speedup_table,
@@ -159,7 +159,7 @@ def _data(analysis: Analysis) -> dict[str, Any]:
         return [_curve(each) for each in analysis.curves(metric, axis)]
 
     return {
-        "curves": {metric: {axis: curves(metric, axis) for axis in AXES} for metric in METRICS},
+        "curves": {metric: {axis: curves(metric, axis) for axis in AXES} for metric in SWITCHES["metric"]},
         "sampling": {name: curves(name, "step") for name in ("ess", "variance_reduction")},
         "distributions": [
             {"method": method, "times": [_shape(line) for line in lines]}
@@ -196,6 +196,7 @@ def _section(analysis: Analysis, index: int, slug: str, figures: list[Saved], *,
         names=", ".join(analysis.title(name) for name in analysis.methods),
         finals=finals_table(analysis),
         speedups=speedup_table(analysis),
+        beyond=beyond_table(analysis),
         sampling=_sampling(analysis, index),
         examples=_examples(analysis),
         methods=join(_method(analysis, name) for name in analysis.methods),

@@ -1,17 +1,27 @@
-"""The tables of the report, on the page and in the terminal."""
+"""The tables of the report: on the page, in the terminal, and in RESULTS.md."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from adambs.lab.analysis import AXES, ENOUGH_SEEDS, METRICS, Analysis, Estimate, Speedup, analyse_all
+from adambs.lab.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
 from adambs.lab.figures import speedup_range, style
 from adambs.lab.records import Run
 from adambs.lab.report_markup import Markup, esc, fill, join, slugs, swatch
-from adambs.lab.words import not_reached, number, run_title, times, words
+from adambs.lab.words import (
+    not_reached,
+    number,
+    points,
+    rise,
+    run_title,
+    times,
+    times_and_interval,
+    words,
+)
 
 LEFT = ("Method", "95 % interval", "In words")
 
@@ -54,13 +64,13 @@ def finals_table(analysis: Analysis) -> Markup:
         rows.append(_row(analysis, method, cells))
     names = [
         "Method",
-        *(name.capitalize() for name in METRICS.values()),
+        *(name.capitalize() for name in analysis.metrics.values()),
         "Steps",
         "Training time",
         "Gradients",
     ]
-    enough = len(analysis.seeds) >= ENOUGH_SEEDS
-    interval = "± is the 95 % interval (Student’s t)." if enough else "Too few seeds for intervals."
+    several = len(analysis.seeds) > 1
+    interval = "± is the 95 % interval (Student’s t)." if several else "One seed has no interval."
     table = _table(names, [f"<tbody>{''.join(rows)}</tbody>"], "Final losses and errors")
     return fill("finals", seeds=len(analysis.seeds), interval=interval, table=table)
 
@@ -70,7 +80,7 @@ def speedup_table(analysis: Analysis) -> Markup:
     others = [name for name in analysis.speedups if name != analysis.baseline]
     if not others:
         return Markup()
-    names = ["Method", "at ¼", "at ½", "at ¾", "at the end", "Geometric mean", "95 % interval", "In words"]
+    names = ["Method", "at ¼", "at ½", "at ¾", "final loss", "Geometric mean", "95 % interval", "In words"]
     bodies = [
         _body(
             f"In {AXES[axis]}", 8, (_speedup_row(analysis, analysis.speedups[name][axis]) for name in others)
@@ -113,9 +123,30 @@ def _forest(analysis: Analysis, speedup: Speedup) -> Markup:
     return fill("forest", label=label, light=look.light, dark=look.dark, kind=kind, **places)
 
 
+def beyond_table(analysis: Analysis) -> Markup:
+    """What the mean of the four speedups does not tell: the final loss alone, steadiness, the test error."""
+    others = [name for name in analysis.speedups if name != analysis.baseline]
+    if not others:
+        return Markup()
+    baseline = analysis.title(analysis.baseline)
+    names = ["Method", f"To {baseline}’s final loss", "Steadiness", *_error_names(baseline)]
+    if "balanced_test_error" in analysis.equal_time:
+        names.append("Balanced test error then")
+    rows = []
+    for method in (analysis.baseline, *others):
+        final = _speedup_cell(analysis, method, analysis.speedups[method]["seconds"].last)
+        cells = [final, rise(analysis.steadiness[method]), *_error_cells(analysis, method)]
+        rows.append(_row(analysis, method, (f"<td>{esc(cell)}</td>" for cell in cells)))
+    table = _table(names, [f"<tbody>{''.join(rows)}</tbody>"], "Final loss, steadiness and test error")
+    return fill("beyond", baseline=baseline, table=table)
+
+
 def overall_table(analyses: list[Analysis]) -> Markup:
     """One line for each run."""
-    names = ["Method", "Training loss", "Test error", "Speedup, wall clock", "Speedup, steps", "In words"]
+    names = [
+        *("Method", "Training loss", "Test error", "Speedup, wall clock", "Speedup, steps"),
+        *("To the final loss", "Steadiness", "In words"),
+    ]
     bodies = []
     for analysis, slug in zip(analyses, slugs(analyses), strict=True):
         rows = []
@@ -123,7 +154,7 @@ def overall_table(analyses: list[Analysis]) -> Markup:
             cells = [
                 _value(analysis.finals[method][metric], metric) for metric in ("train_loss", "test_error")
             ]
-            *numbers, verdict = speedup_cells(analysis, method)
+            *numbers, verdict = speed_cells(analysis, method)
             cells += [f"<td>{esc(each)}</td>" for each in numbers]
             rows.append(_row(analysis, method, [*cells, f'<td class="words">{esc(verdict)}</td>']))
         link = f'<a href="#{slug}">{esc(run_title(analysis))}</a>'
@@ -132,34 +163,111 @@ def overall_table(analyses: list[Analysis]) -> Markup:
     return Markup(f'<section class="run" id="overall"><h2>All experiments</h2>{table}</section>')
 
 
-# ---------------------------------------------------------------------------------------------- terminal
+# ------------------------------------------------------------------------- the terminal and RESULTS.md
 
 
-def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Table:
-    """The report's numbers for a terminal."""
+def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Group:
+    """The report's numbers for a terminal: a table of speed and one of errors."""
     analyses, empty = analyse_all(runs, baseline)
-    table = Table(caption=Text("; ".join(empty)) if empty else None)
-    for name in ("method", *METRICS.values(), "speedup, wall clock", "speedup, steps", "in words"):
-        table.add_column(name, justify="left" if name in ("method", "in words") else "right")
-    for analysis in analyses:
-        if len(analyses) > 1:
-            table.add_section()
-            table.add_row(Text(run_title(analysis), style="bold"))
-        for method in analysis.methods:
-            finals = (value_and_half(each, metric) for metric, each in analysis.finals[method].items())
-            cells = [f"{shown} ± {half}" if half else shown for shown, half in finals]
-            table.add_row(*map(Text, [analysis.title(method), *cells, *speedup_cells(analysis, method)]))
-    return table
+    tables = []
+    for make in (speed_rows, error_rows):
+        made = [make(analysis) for analysis in analyses]
+        table = Table()
+        for name in max((head for head, *_ in made), key=len):
+            left = name == "method" or name.startswith("in words")
+            table.add_column(name, justify="left" if left else "right")
+        for analysis, (_, *rows) in zip(analyses, made, strict=True):
+            if len(analyses) > 1:
+                table.add_section()
+                table.add_row(Text(run_title(analysis), style="bold"))
+            for row in rows:
+                table.add_row(*map(Text, row))
+        tables.append(table)
+    tables[-1].caption = Text("; ".join(empty)) if empty else None
+    return Group(*tables)
 
 
-def speedup_cells(analysis: Analysis, method: str) -> tuple[str, str, str]:
-    """Wall clock, steps, and the words on the wall clock."""
-    found = analysis.speedups.get(method)
+def speed_rows(analysis: Analysis) -> list[list[str]]:
+    """How soon each method got to the baseline's losses, and how steadily: a head, and a row for each."""
+    baseline = analysis.title(analysis.baseline)
+    head = ["method", "training loss", "speedup, wall clock", "speedup, steps"]
+    head += [f"to {baseline}'s final loss, wall clock", "steadiness", "in words (wall clock)"]
+    rows = [
+        [_name(analysis, method), _final(analysis, method, "train_loss"), *speed_cells(analysis, method)]
+        for method in analysis.methods
+    ]
+    return [head, *rows]
+
+
+def error_rows(analysis: Analysis) -> list[list[str]]:
+    """The errors of each method, at the end and against the baseline's: a head, and a row for each."""
+    errors = {name: label for name, label in analysis.metrics.items() if name.endswith("_error")}
+    head = ["method", *errors.values(), *_error_names(analysis.title(analysis.baseline))]
+    if "balanced_test_error" in analysis.equal_time:
+        head.append("balanced test error then")
+    rows = [
+        [
+            _name(analysis, method),
+            *(_final(analysis, method, metric) for metric in errors),
+            *_error_cells(analysis, method),
+        ]
+        for method in analysis.methods
+    ]
+    return [head, *rows]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is its head."""
+    head, *body = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def speed_cells(analysis: Analysis, method: str) -> list[str]:
+    """Wall clock, steps, the final loss, steadiness, and the words on the wall clock."""
+    found, steady = analysis.speedups.get(method), rise(analysis.steadiness[method])
     if found is None:
-        return "–", "–", ""
+        return ["–", "–", "–", steady, ""]
+    clock, steps = found["seconds"], found["step"]
+    shown = [_speedup_cell(analysis, method, each) for each in (clock, steps, clock.last)]
+    return [*shown, steady, "the baseline" if method == analysis.baseline else words(clock)]
+
+
+def _error_names(baseline: str) -> list[str]:
+    return [
+        f"speedup to {baseline}'s lowest test error",
+        f"test error when {baseline} ended, against {baseline}'s",
+        f"lowest by then, against {baseline}'s",
+    ]
+
+
+def _error_cells(analysis: Analysis, method: str) -> list[str]:
+    """What :func:`_error_names` says, and the balanced test error when the baseline ended, if recorded."""
+    balanced = "balanced_test_error" in analysis.equal_time
     if method == analysis.baseline:
-        return "1", "1", "the baseline"
-    return times(found["seconds"]), times(found["step"]), words(found["seconds"])
+        return ["1", "0", "0", *(["0"] if balanced else [])]
+    found = analysis.to_lowest_error.get(method)
+    speed = "–" if found is None else _speedup_cell(analysis, method, found)
+    ends, lows = analysis.equal_time, analysis.stopped_early
+    cells = [speed, *(points(each.get("test_error", {}).get(method)) for each in (ends, lows))]
+    if balanced:
+        cells.append(points(ends["balanced_test_error"].get(method)))
+    return cells
+
+
+def _speedup_cell(analysis: Analysis, method: str, speedup: Speedup) -> str:
+    if method == analysis.baseline:
+        return "1"
+    return times_and_interval(speedup.overall, speedup.bounded())
+
+
+def _name(analysis: Analysis, method: str) -> str:
+    biased = " (biased)" if analysis.run.methods.get(method, {}).get("biased") else ""
+    return f"{analysis.title(method)}{biased}"
+
+
+def _final(analysis: Analysis, method: str, metric: str) -> str:
+    shown, half = value_and_half(analysis.finals[method][metric], metric)
+    return f"{shown} ± {half}" if half else shown
 
 
 def value_and_half(estimate: Estimate, metric: str) -> tuple[str, str]:

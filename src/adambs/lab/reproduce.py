@@ -121,10 +121,9 @@ def _tensorboard(folder: Path, wanted: bool) -> Iterator[Any]:
             place = folder / "tensorboard" / name / f"seed-{seed}"
             writer = writers.setdefault((seed, name), None) or SummaryWriter(str(place))
             writers[seed, name] = writer
-            for key in ("train_loss", "train_error", "test_loss", "test_error", "ess", "variance_reduction"):
-                if line[key] is not None:
-                    writer.add_scalar(key, line[key], line["step"])
-            writer.add_scalar("seconds", line["seconds"], line["step"])
+            for key, value in line.items():
+                if key not in ("kind", "seed", "method", "step") and value is not None:
+                    writer.add_scalar(key, value, line["step"])
 
     try:
         yield write

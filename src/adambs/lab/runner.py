@@ -2,8 +2,8 @@
 
 All methods of a seed start from the same parameters and take turns in one process, a few steps each, until
 all have finished a slice: a busy machine hurts all alike. The clock counts training only, each method's own
-overhead included; evaluation is outside it. A seed that was interrupted is begun again, its old lines void;
-finished seeds are never run twice.
+overhead included and the seconds that it declares as ``untimed`` excluded; evaluation is outside it. A seed
+that was interrupted is begun again, its old lines void; finished seeds are never run twice.
 """
 
 import copy
@@ -173,6 +173,7 @@ def _contestant(
         classes=len(data.classes),
         seed=seed,
         tokens=data.tokens,
+        features=data.features,
         **experiment.model_options,
     )
     model = model.to(plan.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -217,7 +218,7 @@ def _advance(contestant: _Contestant, target: int) -> None:
         return
     with torch.random.fork_rng():
         torch.set_rng_state(contestant.random_state)
-        forgiven = contestant.method.untimed
+        untimed = contestant.method.untimed
         start = time.perf_counter()
         try:
             contestant.examples += training.train(contestant.method, count)
@@ -225,7 +226,7 @@ def _advance(contestant: _Contestant, target: int) -> None:
             contestant.diverged = True
         if contestant.method.task.inputs.is_cuda:
             torch.cuda.synchronize()
-        contestant.seconds += time.perf_counter() - start - (contestant.method.untimed - forgiven)
+        contestant.seconds += time.perf_counter() - start - (contestant.method.untimed - untimed)
         contestant.random_state = torch.get_rng_state()
     contestant.step = target
 
@@ -233,20 +234,19 @@ def _advance(contestant: _Contestant, target: int) -> None:
 def _measure(contestant: _Contestant, tensors: list[torch.Tensor]) -> dict[str, Any]:
     method = contestant.method
     task = method.task
-    train_loss, train_error = training.evaluate(task.model, tensors[0], tensors[1], task.loss)
-    test_loss, test_error = training.evaluate(task.model, tensors[2], tensors[3], task.loss)
-    if contestant.diverged:
-        train_loss = math.inf
+    train = training.evaluate(task.model, tensors[0], tensors[1], task.loss)
+    test = training.evaluate(task.model, tensors[2], tensors[3], task.loss)
     p = method.probabilities()
     return {
         "step": contestant.step,
         "epoch": contestant.examples / task.n,
         "seconds": contestant.seconds,
         "examples": contestant.examples,
-        "train_loss": _finite(train_loss),
-        "train_error": train_error,
-        "test_loss": _finite(test_loss),
-        "test_error": test_error,
+        "train_loss": _finite(math.inf if contestant.diverged else train.loss),
+        "train_error": train.error,
+        "test_loss": _finite(test.loss),
+        "test_error": test.error,
+        "balanced_test_error": test.balanced_error,
         "ess": None if p is None else float(1 / (len(p) * np.square(p).sum())),
         "variance_reduction": method.variance_reduction(),
     }

@@ -1,15 +1,14 @@
 """``adambs summary``: RESULTS.md from the records, so that no number in it is typed by hand."""
 
-import math
 import re
 from pathlib import Path
 
 from adambs.lab import records
-from adambs.lab.analysis import METRICS, Analysis, Estimate, analyse
+from adambs.lab.analysis import Analysis, analyse
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.figures import save, save_figures
-from adambs.lab.overview import SideBySide, sweep_figure
-from adambs.lab.report_tables import speedup_cells, value_and_half
+from adambs.lab.overview import SideBySide, default_table, sweep_figure
+from adambs.lab.report_tables import error_rows, markdown, speed_rows
 from adambs.lab.sweep import is_sweep, sweep_section
 from adambs.lab.words import compared, headline, run_title, warnings_of
 
@@ -19,8 +18,11 @@ _HEAD = """\
 Made by `adambs summary {folder}` from the records in this folder; each section names the command that made
 its record. What the columns mean: [docs/reading-a-report.md](../docs/reading-a-report.md). A speedup is the
 geometric mean, over the training losses that Adam first reaches after 1/4, 1/2, 3/4 and all of its budget,
-of Adam's time over the method's. Intervals are 95 %, over seeds. `<` marks a bound: a loss that was not
-reached.
+of Adam's time over the method's; the last of the four is Adam's final loss, and has a column of its own.
+Steadiness is the largest ratio, after the first tenth of a run, of the training loss to the lowest loss so
+far, in the worst seed: 1 never rose. Intervals are 95 %, by Student's t over seeds, on the logarithms of
+ratios and on differences as they are; one seed has none. Differences of errors are in percentage points.
+`<` marks a bound: a loss or an error that was not reached.
 """
 
 
@@ -38,6 +40,7 @@ def write_summary(folder: Path) -> Path:
         _HEAD.format(folder=folder.name),
         *([notes.read_text()] if notes.exists() else []),
         _overview(analyses),
+        _default(analyses),
         _side_by_side(analyses, folder / "figures"),
         *([_sweep(sweeps, folder / "figures")] if sweeps else []),
     ]
@@ -68,6 +71,17 @@ def _overview(analyses: list[Analysis]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _default(analyses: list[Analysis]) -> str:
+    table = default_table(analyses, [_title(analysis) for analysis in analyses])
+    if not table:
+        return ""
+    return (
+        "## The default against Adam\n\nThe library's default (`adambs`), by the clock: speedups to Adam's "
+        "four losses, to its final loss and to its lowest test error; steadiness; and test errors minus "
+        f"Adam's.\n\n{table}\n"
+    )
+
+
 def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
     found = SideBySide(analyses, [_title(analysis) for analysis in analyses])
     if not found.methods:
@@ -75,11 +89,12 @@ def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
     figure = found.figure()
     if figure is not None:
         save(figure, figures, "side-by-side")
+    tables = "\n\n".join(found.tables())
     picture = "" if figure is None else "\n![Side by side](figures/side-by-side.png)\n"
     return (
         "## Side by side\n\nSpeedup over Adam by the clock, with its 95 % interval over seeds. The last "
-        "column is the geometric mean over Fashion-MNIST, CIFAR-10 and IMDB, on which the library's default "
-        f"was chosen.\n\n{found.table()}\n{picture}"
+        "column of the first table is the geometric mean over Fashion-MNIST, CIFAR-10 and IMDB, on which the "
+        f"library's default was chosen.\n\n{tables}\n{picture}"
     )
 
 
@@ -107,39 +122,10 @@ def _section(analysis: Analysis) -> str:
             )
             if method in analysis.speedups
         ),
-        _table(analysis),
+        markdown(speed_rows(analysis)),
+        markdown(error_rows(analysis)),
         f"![Loss and errors](figures/{name}-curves.png)",
         f"`{session['command']}` on {machine['processor']}, {analysis.run.config['threads']} threads, torch "
         f"{machine['torch']}; record: [{name}/{records.FILE}]({name}/{records.FILE}).",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _table(analysis: Analysis) -> str:
-    head = [
-        "method",
-        *METRICS.values(),
-        "test error when Adam ended, against Adam's",
-        "lowest by then, against Adam's",
-        "speedup, wall clock",
-        "speedup, steps",
-        "in words (wall clock)",
-    ]
-    rows = [head, ["---"] * len(head)]
-    for method in analysis.methods:
-        finals = (value_and_half(each, metric) for metric, each in analysis.finals[method].items())
-        cells = [f"{shown} ± {half}" if half else shown for shown, half in finals]
-        cells += [_difference(found.get(method)) for found in (analysis.equal_time, analysis.stopped_early)]
-        biased = " (biased)" if analysis.run.methods[method]["biased"] else ""
-        rows.append([f"{analysis.title(method)}{biased}", *cells, *speedup_cells(analysis, method)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def _difference(estimate: Estimate | None) -> str:
-    """In percentage points, with its interval."""
-    if estimate is None or math.isnan(estimate.value):
-        return "–"
-    interval = ""
-    if estimate.low is not None and estimate.high is not None:
-        interval = f" ({100 * estimate.low:+.2f} to {100 * estimate.high:+.2f})"
-    return f"{100 * estimate.value:+.2f}{interval}"

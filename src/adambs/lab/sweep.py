@@ -3,7 +3,8 @@
 import math
 
 from adambs.lab import records
-from adambs.lab.analysis import Analysis, Speedup
+from adambs.lab.analysis import Analysis, Speedup, across
+from adambs.lab.words import times_and_interval
 
 TRIALS: dict[str, tuple[str, str, str]] = {
     "Adam, learning rate": ("adam:lr=0.0005", "adam", "adam:lr=0.002"),
@@ -82,20 +83,21 @@ def _clock(analysis: Analysis, method: str) -> Speedup | None:
 
 
 def _mean(speedups: list[Speedup | None]) -> float:
-    logs = [0.0 if each is None else math.log(each.overall.value) for each in speedups]
-    return math.exp(math.fsum(logs) / len(logs))
+    """Over the experiments; the baseline, which has no speedup of its own, is at 1 in all of them."""
+    found = [each for each in speedups if each is not None]
+    return across(found).value if found else 1.0
 
 
 def _shown(speedup: Speedup | None) -> str:
     if speedup is None:
         return "1"
-    return f"{'< ' if speedup.bounded() else ''}{speedup.overall.value:.2f}"
+    return times_and_interval(speedup.overall, speedup.bounded())
 
 
 def _shown_mean(speedups: list[Speedup | None]) -> str:
-    """A bound, if one of them is."""
-    bounded = any(each is not None and each.bounded() for each in speedups)
-    return f"{'< ' if bounded else ''}{_mean(speedups):.2f}"
+    """A bound, if one of them is; with an interval, if each has more than one seed."""
+    found = [each for each in speedups if each is not None]
+    return times_and_interval(across(found), any(each.bounded() for each in found)) if found else "1.00"
 
 
 def _setting(trial: str) -> str:

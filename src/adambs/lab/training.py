@@ -1,6 +1,7 @@
 """The training loop: one, visible, the same for all methods. And the evaluation, outside the clock."""
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,16 +35,29 @@ def train(method: Method, steps: int) -> int:
     return examples
 
 
+class Evaluation(NamedTuple):
+    """How good a model is on a whole data set."""
+
+    loss: float
+    error: float
+    """The share of wrong guesses."""
+    balanced_error: float
+    """The same within each class, and then the mean over the classes that the data set has."""
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> tuple[float, float]:
-    """Mean loss and share of wrong guesses over a whole data set."""
+def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Evaluation:
+    """Mean loss and errors over a whole data set."""
     model.eval()
-    total, wrong = 0.0, 0
+    total, parts = 0.0, []
     for x, y in zip(torch.split(inputs, FORWARD_BATCH), torch.split(targets, FORWARD_BATCH), strict=True):
         outputs = model(x)
         total += loss.losses(outputs, y).double().sum().item()
-        wrong += int((loss.guesses(outputs) != y).sum())
-    return total / len(targets), wrong / len(targets)
+        parts.append(loss.guesses(outputs) != y)
+    wrong = torch.cat(parts).double()
+    sizes = torch.bincount(targets)
+    within = torch.bincount(targets, weights=wrong)[sizes > 0] / sizes[sizes > 0]
+    return Evaluation(total / len(targets), wrong.mean().item(), within.mean().item())
 
 
 def _sigmoid_losses(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -46,12 +46,19 @@ def headline(analysis: Analysis, method: str | None = None) -> str:
         )
     clock, steps = (analysis.speedups[method][axis] for axis in ("seconds", "step"))
     names = analysis.title(method), analysis.title(analysis.baseline)
-    details = "; ".join(part for part in (steps.verdict, _interval_words(steps.overall)) if part)
-    return f"{_finding(clock, *names)} Counted in steps: {times(steps)} ({details})."
+    return (
+        f"{_finding(clock, *names)} To {names[1]}'s final loss alone: {_briefly(clock.last)}. Counted in "
+        f"steps: {_briefly(steps)}."
+    )
+
+
+def _briefly(speedup: Speedup) -> str:
+    details = "; ".join(part for part in (speedup.verdict, interval_words(speedup.overall)) if part)
+    return f"{times(speedup)} ({details})"
 
 
 def _finding(found: Speedup, name: str, baseline: str) -> str:
-    speed, interval = times(found), _interval_words(found.overall)
+    speed, interval = times(found), interval_words(found.overall)
     reached = f"{name} reached the same training losses {speed} as fast as {baseline}"
     match found.verdict:
         case "faster":
@@ -72,14 +79,14 @@ def _finding(found: Speedup, name: str, baseline: str) -> str:
                 f"Undecided: {name} was faster than {baseline} where it got to, but did not reach all of "
                 f"its losses (speedup {speed}; {interval})."
             )
-        case "too few seeds":
-            count = f"{found.overall.seeds} {'seed is' if found.overall.seeds == 1 else 'seeds are'}"
-            return f"{reached}, but {count} too few to tell gain from luck."
+        case "one seed":
+            return f"{reached}, but one seed cannot tell gain from luck."
         case _:
             return f"Nothing can be said of {name}: {baseline} never lowered its training loss."
 
 
-def _interval_words(estimate: Estimate) -> str:
+def interval_words(estimate: Estimate) -> str:
+    """``95 % interval 1.07 to 1.99``, or nothing for one seed."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"95\u00a0% interval {estimate.low:.2f} to {estimate.high:.2f}"
@@ -126,6 +133,31 @@ def times(speedup: Speedup, index: int | None = None) -> str:
     value = (speedup.overall if index is None else speedup.at[index]).value
     bound = "< " if speedup.bounded(index) else ""
     return f"{bound}{value:.2f}×" if math.isfinite(value) else "–"
+
+
+def times_and_interval(estimate: Estimate, bounded: bool) -> str:
+    """``< 1.23 (1.10 to 1.31)``: a speedup and its interval, briefly."""
+    if math.isnan(estimate.value):
+        return "–"
+    interval = "" if estimate.low is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
+    return f"{'< ' if bounded else ''}{estimate.value:.2f}{interval}"
+
+
+def points(estimate: Estimate | None) -> str:
+    """``+0.71 (-0.25 to +1.67)``: a difference of errors in percentage points, with its interval."""
+    if estimate is None or math.isnan(estimate.value):
+        return "–"
+    interval = ""
+    if estimate.low is not None and estimate.high is not None:
+        interval = f" ({100 * estimate.low:+.2f} to {100 * estimate.high:+.2f})"
+    return f"{100 * estimate.value:+.2f}{interval}"
+
+
+def rise(steadiness: float) -> str:
+    """How steady a loss was: ``1.00`` never rose above its lowest so far, ``40.0`` rose to forty times it."""
+    if math.isinf(steadiness):
+        return "diverged"
+    return "–" if math.isnan(steadiness) else number(steadiness)
 
 
 def words(speedup: Speedup) -> str:

@@ -18,9 +18,9 @@ class Rule(ABC):
     example is. The uniform distribution is r = 1 exactly, the unbiased weight of a drawn example is 1/r,
     and a floor p_min = c/n is simply r >= c.
 
-    A sampler copies the rule it is given (``copy.copy``) and starts the copy, so one rule object can configure
-    many samplers: everything that changes is made in :meth:`start`. :class:`adambs.rules.TreeRule` does most of
-    this for a rule with one weight for each example.
+    A sampler copies the rule it is given (``copy.copy``) and starts the copy, so one rule object can
+    configure many samplers: everything that changes is made in :meth:`start`. For a rule with one weight for
+    each example, :class:`adambs.rules.TreeRule` does most of this.
     """
 
     n: int

@@ -27,6 +27,9 @@ _MIDDLES_SQUARED = np.array([(2.0 ** ((g + _LOWEST + 0.5) / _PER_OCTAVE)) ** 2 f
 # Scores are at most so many units, so that their squares are finite.
 _LARGEST = 1e50
 
+# A mean below this is zero: its root is beneath notice, and subnormal numbers are slow.
+_SMALLEST_MEAN = 1e-300
+
 # Examples are numbered by the smallest integers that can: half the memory, for up to two thousand million.
 _MOST_INT32 = 2**31 - 1
 
@@ -50,7 +53,7 @@ class Calibrated(Rule):
     here ninety arms learn from all draws.
 
     The rule is ours; the optimum is eq. (4) of the paper with an expectation for the unknown norm.
-    O(K) a step plus O(number of groups), whatever n is; 8 bytes an example, none of them before it is seen.
+    O(K) a step plus O(number of groups), whatever n is; 8 bytes an example, taken as they are first written.
 
     Args:
         uniform: share of the uniform distribution in p, against surprises within a group.
@@ -84,7 +87,7 @@ class Calibrated(Rule):
         self.bounds = np.zeros(groups + 1, np.int64)
         self.bounds[_SCORED + 1 :] = n
         # Which example is where, and where each example is, both kept as the XOR with the position: all zero
-        # means that nothing has moved, and zeros take no time and no memory before they are written.
+        # means that nothing has moved, and the system hands out zeros, page by page, when they are written.
         self._order, self._place = _zeros(n), _zeros(n)
         if initial_weights is not None:
             self.unit = float(initial_weights.max())
@@ -165,7 +168,7 @@ class Calibrated(Rule):
         new.bounds = _check.array(state, "bounds", (groups + 1,), "int64").copy()
         if new.bounds[0] or new.bounds[-1] != self.n or (np.diff(new.bounds) < 0).any():
             raise ValueError(f"state['bounds'] must rise from 0 to {self.n} in {groups} steps")
-        new.means = _check.array(state, "means", (groups,), most=_LARGEST**2).copy()
+        new.means = _check.array(state, "means", (groups,), most=_LARGEST**2, normal=True).copy()
         new.draws = _check.array(state, "draws", (groups,), most=self.memory, normal=True).copy()
         new.unit = _check.number(state, "unit", normal=True)
         order = _check.array(state, "order", (self.n,), self._order.dtype.name)
@@ -216,8 +219,8 @@ def _draw(
 ) -> tuple[Indices, Floats]:
     """Group g covers sums[g - 1] ... sums[g] of [0, sums[-1]], each member an equal part of it.
 
-    sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it for
-    a hundred million. Beyond the last member, by rounding, the last member is meant.
+    sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it
+    for a hundred million. Beyond the last member, by rounding, the last member is meant.
     """
     indices, ratios = np.empty(len(u), np.int64), np.empty(len(u))
     last = len(sums) - 1
@@ -281,6 +284,8 @@ def _calibrate(
         known = _in_units(scores[k], unit)
         draws[g] = min(draws[g] + 1.0, memory)
         means[g] += (known * known - means[g]) / max(draws[g], 1.0)
+        if means[g] < _SMALLEST_MEAN:
+            means[g] = 0.0
 
 
 @kernel

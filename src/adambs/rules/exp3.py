@@ -109,6 +109,7 @@ class Exp3(TreeRule):
         if initial_weights is not None:
             initial_weights = project(initial_weights, self.p_min / n)
         super().start(n, batch_size, initial_weights)
+        self._raised_p_min = raised(self.p_min / n, n)
         self.baseline, self._memory = 0.0, 0.0
         c = self.p_min
         if self._alpha_p is not None:
@@ -130,12 +131,13 @@ class Exp3(TreeRule):
         """Lines 2 to 5 of Algorithm 2. O(K log n)."""
         if isinstance(self.tree, LastingFloor):
             return self._update_with_offset(self.tree, indices, ratios, scores)
-        tree, c, p_min = self.tree, self.p_min, raised(self.p_min / self.n, self.n)
+        tree, p_min = self.tree, self._raised_p_min
         changed, floor, clipped = _algorithm_2(
-            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, c, p_min
+            tree.leaves, tree.total, indices, ratios, scores, self.step, self.L, self.p_min, p_min
         )
         tree.refresh(changed)
-        if floor * self.n < c * tree.total:  # little is left of the old total: its rounding was too much
+        if floor * self.n < self.p_min * tree.total:
+            # So little is left of the old total that its rounding showed in the undrawn mass.
             tree.leaves[changed] = np.maximum(tree.leaves[changed], p_min * tree.total)
             tree.refresh(changed)
         exponent = math.frexp(tree.total)[1]
@@ -155,6 +157,8 @@ class Exp3(TreeRule):
         if self.offset == "baseline":  # after use: what is subtracted does not depend on the batch
             self._memory += (1.0 - _DECAY) * (1.0 - self._memory)
             self.baseline += (1.0 - _DECAY) / self._memory * (float(x_squared.mean()) - self.baseline)
+            if self.baseline < _check.SMALLEST_NORMAL:
+                self.baseline = 0.0
         return int(np.count_nonzero(scores > self.L))
 
     def _move(self, tree: LastingFloor, indices: Indices, growth: Floats) -> None:
@@ -187,8 +191,8 @@ class Exp3(TreeRule):
         if least < self.p_min * (1 - 1e-9):
             raise ValueError(f"state['weights'] make p as small as {least}/n, below p_min = {self.p_min}/n")
         if self.offset == "baseline":
-            new.baseline = _check.number(state, "baseline", 0.0, 1.0)
-            new._memory = _check.number(state, "memory", 0.0, 1.0)
+            new.baseline = _check.number(state, "baseline", 0.0, 1.0, normal=True)
+            new._memory = _check.number(state, "memory", 0.0, 1.0, normal=True)
         return new
 
 
@@ -204,7 +208,10 @@ def project(weights: Floats, p_min: float) -> Floats:
     rest = np.cumsum(ascending[::-1])[::-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         c = (1 - np.arange(len(weights)) * p_min) / rest
-        m = int(np.argmax(c * ascending >= p_min))
+        fits = c * ascending >= p_min
+    if not fits.any():  # only by rounding, if p_min is nearly 1/n
+        return np.ones(len(weights))
+    m = int(np.argmax(fits))
     projected: Floats = np.maximum(p_min, c[m] * (weights / total))
     return projected
 

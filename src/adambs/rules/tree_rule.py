@@ -30,8 +30,8 @@ class WeightTree(Protocol):
 class TreeRule(Rule):
     """A rule with p_j = w_j / sum(w), the weights w being in a tree.
 
-    What is left for a rule to say is :meth:`update`, which writes weights, and :meth:`settings`. One with more
-    that changes makes it in :meth:`start` and carries it through :meth:`state_dict` and :meth:`with_state`.
+    What is left for a rule to say is :meth:`update`, which writes weights, and :meth:`settings`. One that
+    remembers more makes it in :meth:`start` and carries it through :meth:`state_dict` and :meth:`with_state`.
     """
 
     tree: WeightTree

@@ -1,13 +1,13 @@
 """Exact per-example gradient norms, from the backward pass that trains the model.
 
 A forward hook keeps each layer's input. When the gradient of the layer's output arrives in
-backward(), the layer's algebra (`rules.RULES`) turns the two into the squared norm of every
+backward(), the layer's formula (`registry.FORMULAS`) turns the two into the squared norm of every
 example's gradient, and the input is let go. No second backward pass, no loop over examples.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ._draw import Weighted, coefficients
-from ._use import Use
-from .pieces import Piece, examples, squares
-from .rules import Unit, units
+from .gradients import Gradients, examples, squared_norms
+from .recorded import RecordedCall
+from .registry import TrackedModule, tracked_modules
+from .weighting import HasWeights, beside, coefficients
 
 
 @dataclass
@@ -30,17 +30,17 @@ class _Pass:
     uses: Counter[nn.Parameter] = field(default_factory=Counter)  # gone back through, or still may
     backwards: set[int] = field(default_factory=set)  # by `_backward_id`
     done: dict[nn.Parameter, tuple[str, Tensor]] = field(default_factory=dict)
-    shared: dict[nn.Parameter, list[tuple[str, Piece]]] = field(default_factory=dict)
+    shared: dict[nn.Parameter, list[tuple[str, Gradients]]] = field(default_factory=dict)
     twice: str | None = None  # the module that was gone back through a second time
 
-    def add(self, label: str, parameter: nn.Parameter, piece: Piece) -> None:
+    def add(self, label: str, parameter: nn.Parameter, gradients: Gradients) -> None:
         """Take the norm at once, unless the parameter was used elsewhere too."""
         if parameter in self.done:
             self.twice = label
         elif self.uses[parameter] > 1:
-            self.shared.setdefault(parameter, []).append((label, piece))
+            self.shared.setdefault(parameter, []).append((label, gradients))
         else:
-            self.done[parameter] = (label, squares([piece]))
+            self.done[parameter] = (label, squared_norms([gradients]))
 
     def drain(self) -> "_Pass":
         """Hand over what came back, and be ready for another backward pass."""
@@ -49,21 +49,23 @@ class _Pass:
         return taken
 
 
-class _Call:
-    """A unit's forward, waiting for the gradient of its outputs."""
+class _PendingCall:
+    """The forward of a tracked module, waiting for the gradient of its outputs."""
 
-    def __init__(self, owner: "ExactNorms", unit: Unit, names: list[str], args: Any, kwargs: Any) -> None:
-        self.owner, self.unit, self.names = owner, unit, frozenset(names)
+    def __init__(
+        self, owner: "ExactNorms", tracked: TrackedModule, names: list[str], args: Any, kwargs: Any
+    ) -> None:
+        self.owner, self.tracked, self.names = owner, tracked, frozenset(names)
         self.record = owner._recording
         leaves, self.spec = tree_flatten((args, kwargs))
         leaves = [v.detach() if isinstance(v, Tensor) else v for v in leaves]
         self.versions = _versions(leaves)
         self.leaves: list[Any] | None = leaves
-        self.record.uses.update(unit.parameters[name] for name in names)
+        self.record.uses.update(tracked.parameters[name] for name in names)
 
     def __del__(self) -> None:
         if getattr(self, "leaves", None) is not None:  # nobody will go back through it: no use
-            self.record.uses.subtract(self.unit.parameters[name] for name in self.names)
+            self.record.uses.subtract(self.tracked.parameters[name] for name in self.names)
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         """Gradients have arrived: take the norms, let the inputs go."""
@@ -71,7 +73,7 @@ class _Call:
         self.record.backwards.add(_backward_id())
         leaves, self.leaves = self.leaves, None
         if leaves is None:
-            self.record.twice = self.unit.label
+            self.record.twice = self.tracked.label
             return
         try:
             self._take(leaves, grads)
@@ -80,20 +82,20 @@ class _Call:
             raise
 
     def _take(self, leaves: list[Any], grads: tuple[Tensor | None, ...]) -> None:
-        unit = self.unit
-        needed = unit.rerun or self.names != {"bias"}
+        tracked = self.tracked
+        needed = tracked.rerun or self.names != {"bias"}
         if needed and _versions(leaves) != self.versions:
             raise RuntimeError(
-                f"an input of {unit.label} was changed in place after its forward: its gradient "
+                f"an input of {tracked.label} was changed in place after its forward: its gradient "
                 "cannot be known; use the operation that is not in place"
             )
         args, kwargs = tree_unflatten(leaves, self.spec)
         device = next(g.device.type for g in grads if g is not None)
-        with torch.no_grad(), torch.autocast(device, enabled=False), self.owner._paused():
-            use = Use(unit.label, unit.module, self.names, args, kwargs, grads)
-            for name, piece in unit.rule(use).items():
+        with torch.no_grad(), _full_precision(device), self.owner._paused():
+            call = RecordedCall(tracked.label, tracked.module, self.names, args, kwargs, grads)
+            for name, gradients in tracked.formula(call).items():
                 if name in self.names:
-                    self.record.add(unit.label, unit.parameters[name], piece)
+                    self.record.add(tracked.label, tracked.parameters[name], gradients)
 
 
 class _Tap(torch.autograd.Function):
@@ -141,15 +143,15 @@ class ExactNorms:
         self._recording = _Pass()  # what the running forward pass belongs to
         self._returned: _Pass | None = None  # what the last backward pass went through
         self._entered: dict[nn.Module, list[int]] = {}  # a module to re-run -> its inputs' versions
-        found = list(units(model))
+        found = list(tracked_modules(model))
         self._handles = [
-            unit.module.register_forward_hook(partial(self._forward, unit), with_kwargs=True)
-            for unit in found
+            tracked.module.register_forward_hook(partial(self._forward, tracked), with_kwargs=True)
+            for tracked in found
         ]
         self._handles += [
-            unit.module.register_forward_pre_hook(self._enter, with_kwargs=True)
-            for unit in found
-            if unit.rerun
+            tracked.module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            for tracked in found
+            if tracked.rerun
         ]
         self._handles += [
             parameter.register_hook(partial(self._touch, name))  # type: ignore[no-untyped-call]
@@ -157,7 +159,7 @@ class ExactNorms:
             if parameter.requires_grad
         ]
 
-    def __call__(self, draw: Weighted, *, scale: float = 1.0) -> Tensor:
+    def __call__(self, draw: HasWeights, *, scale: float = 1.0) -> Tensor:
         """Return the (K,) gradient norms of the last backward pass, and forget it.
 
         Args:
@@ -175,11 +177,11 @@ class ExactNorms:
         taken = record.drain()
         self._refuse(taken, len(c))
         parts = [square for _, square in taken.done.values()]
-        parts += [squares([piece for _, piece in uses]) for uses in taken.shared.values()]
+        parts += [squared_norms([gradients for _, gradients in uses]) for uses in taken.shared.values()]
         total = sum(part.to(parts[0].device) for part in parts)
         assert isinstance(total, Tensor)
         # backward() brought c_k times example k's own gradient
-        return total.sqrt() / c.to(total)
+        return total.sqrt() / beside(c, total)
 
     def remove(self) -> None:
         """Take the hooks off the model, and forget what they recorded."""
@@ -207,23 +209,25 @@ class ExactNorms:
         if not self._quiet and torch.is_grad_enabled():
             self._entered[module] = _versions([*tree_leaves((args, kwargs)), *module.buffers()])
 
-    def _forward(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> Any:
-        """Keep the inputs of a unit, and wait for the gradients of its outputs."""
+    def _forward(
+        self, tracked: TrackedModule, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
+    ) -> Any:
+        """Keep the inputs of a tracked module, and wait for the gradients of its outputs."""
         if self._quiet or not torch.is_grad_enabled():
             return None
         leaves, spec = tree_flatten(output)
         live = [n for n, v in enumerate(leaves) if isinstance(v, Tensor) and v.requires_grad]
-        names = [name for name, p in unit.parameters.items() if p.requires_grad]
+        names = [name for name, p in tracked.parameters.items() if p.requires_grad]
         if not live:
             return None
-        unit.check((*args, *kwargs.values()), names)
+        tracked.check((*args, *kwargs.values()), names)
         if not names:
             return None
         if self._recording.backwards and _backward_id() < 0:
             self._recording = _Pass()
-        if unit.rerun:
-            self._unchanged(unit, names, [*tree_leaves((args, kwargs)), *module.buffers()])
-        call = _Call(self, unit, names, args, kwargs)
+        if tracked.rerun:
+            self._unchanged(tracked, names, [*tree_leaves((args, kwargs)), *module.buffers()])
+        call = _PendingCall(self, tracked, names, args, kwargs)
         only = leaves[0] if len(leaves) == 1 else None
         if only is not None and not (only.is_leaf or only._is_view()):
             only.register_hook(lambda grad: call((grad,)))
@@ -234,12 +238,12 @@ class ExactNorms:
             leaves[n] = output
         return tree_unflatten(leaves, spec)
 
-    def _unchanged(self, unit: Unit, names: list[str], leaves: list[Any]) -> None:
+    def _unchanged(self, tracked: TrackedModule, names: list[str], leaves: list[Any]) -> None:
         """Refuse a module that would not compute the same when run again."""
         now = _versions(leaves)
-        if self._entered.pop(unit.module, now) != now:
+        if self._entered.pop(tracked.module, now) != now:
             raise ValueError(
-                f"{unit.label} must be run again for the gradients of {', '.join(names)}, but it "
+                f"{tracked.label} must be run again for the gradients of {', '.join(names)}, but it "
                 "changes its input, or a buffer, in place: keep that out of it, or use the output "
                 "bound"
             )
@@ -255,7 +259,7 @@ class ExactNorms:
                 "norms(draw) after one backward pass through one forward pass"
             )
         lengths = [(label, len(square)) for label, square in taken.done.values()]
-        lengths += [(u, examples(piece)) for uses in taken.shared.values() for u, piece in uses]
+        lengths += [(label, examples(g)) for uses in taken.shared.values() for label, g in uses]
         for label, length in lengths:
             if length != K:
                 raise ValueError(
@@ -291,7 +295,13 @@ def _quiet() -> ExactNorms:
     return norms
 
 
-def _spread(call: _Call, live: list[int], count: int, grads: tuple[Tensor | None, ...]) -> None:
+def _full_precision(device: str) -> AbstractContextManager[object]:
+    """Switch autocast off, where the device has one."""
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
+
+
+def _spread(call: _PendingCall, live: list[int], count: int, grads: tuple[Tensor | None, ...]) -> None:
     """Put the gradients of the live outputs in their places among all outputs."""
     spread: list[Tensor | None] = [None] * count
     for n, grad in zip(live, grads, strict=True):

@@ -14,51 +14,53 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from ._draw import wide
-from ._use import Use
-from .pieces import Dense, Piece
+from .gradients import Dense, Gradients
+from .recorded import RecordedCall
+from .weighting import wide
 
 
-def per_example(use: Use) -> dict[str, Piece]:
+def per_example(call: RecordedCall) -> dict[str, Gradients]:
     """A module whose inputs and outputs all have the batch as dimension 0; an input tensor of
     another length there is common to all examples."""
-    K = next(len(grad) for grad in use.grads if grad is not None)
-    leaves, _ = tree_flatten((use.args, use.kwargs))
+    K = next(len(grad) for grad in call.grads if grad is not None)
+    leaves, _ = tree_flatten((call.args, call.kwargs))
     batched = [isinstance(v, Tensor) and v.dim() > 0 and len(v) == K for v in leaves]
-    return _pull_back(use, [0 if b else None for b in batched], [0] * len(use.grads))
+    return _pull_back(call, [0 if b else None for b in batched], [0] * len(call.grads))
 
 
-def attention(use: Use) -> dict[str, Piece]:
+def attention(call: RecordedCall) -> dict[str, Gradients]:
     """nn.MultiheadAttention: the batch is dimension 0 or 1, and a mask may belong to all."""
-    module = use.module
+    module = call.module
     assert isinstance(module, nn.MultiheadAttention)
     signature = inspect.signature(nn.MultiheadAttention.forward)
-    named = signature.bind(module, *use.args, **use.kwargs).arguments
+    named = signature.bind(module, *call.args, **call.kwargs).arguments
     del named["self"]
     batch = 0 if module.batch_first else 1
     dims = dict.fromkeys(("query", "key", "value"), batch) | {"key_padding_mask": 0}
     mask = named.get("attn_mask")
     if named["query"].dim() != 3 or (mask is not None and mask.dim() != 2):
         raise ValueError(
-            f"{use.label} needs inputs with a batch dimension, and an attn_mask of two dimensions "
+            f"{call.label} needs inputs with a batch dimension, and an attn_mask of two dimensions "
             "(for a mask of each example's own use key_padding_mask)"
         )
-    again = Use(use.label, module, use.names, (), dict(named), use.grads)
+    again = RecordedCall(call.label, module, call.names, (), dict(named), call.grads)
     in_dims = [dims.get(name) if isinstance(v, Tensor) else None for name, v in named.items()]
-    return _pull_back(again, in_dims, [batch, 0][: len(use.grads)])
+    return _pull_back(again, in_dims, [batch, 0][: len(call.grads)])
 
 
-def _pull_back(use: Use, in_dims: Sequence[int | None], out_dims: Sequence[int]) -> dict[str, Piece]:
+def _pull_back(
+    call: RecordedCall, in_dims: Sequence[int | None], out_dims: Sequence[int]
+) -> dict[str, Gradients]:
     """Return the vector-Jacobian product of each example's outputs with their gradients."""
-    module = use.module
-    inputs, spec = tree_flatten((use.args, use.kwargs))
+    module = call.module
+    inputs, spec = tree_flatten((call.args, call.kwargs))
     inputs = [wide(v) if isinstance(v, Tensor) else v for v in inputs]
     mapped = {n: dim for n, dim in enumerate(in_dims) if dim is not None}
-    used = [n for n, grad in enumerate(use.grads) if grad is not None]
+    used = [n for n, grad in enumerate(call.grads) if grad is not None]
     # Names of one and the same parameter are kept apart, for a child's use is the child's to count.
     state = {n: wide(t) for n, t in module.named_parameters(remove_duplicate=False)}
     state |= {n: wide(t).clone() for n, t in module.named_buffers()}  # what changes is the copy
-    moving = {n: state.pop(n) for n in use.names}
+    moving = {n: state.pop(n) for n in call.names}
 
     def one(xs: list[Tensor], grads: tuple[Tensor, ...]) -> Any:
         def outputs(parameters: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -74,7 +76,7 @@ def _pull_back(use: Use, in_dims: Sequence[int | None], out_dims: Sequence[int])
         return vjp(outputs, moving)[1](grads)[0]
 
     xs = [inputs[n] for n in mapped]
-    grads = tuple(wide(grad) for grad in use.grads if grad is not None)
+    grads = tuple(wide(grad) for grad in call.grads if grad is not None)
     over = (list(mapped.values()), tuple(out_dims[n] for n in used))
     try:
         with warnings.catch_warnings():
@@ -82,8 +84,8 @@ def _pull_back(use: Use, in_dims: Sequence[int | None], out_dims: Sequence[int])
             found = vmap(one, in_dims=over)(xs, grads)
     except Exception as error:
         raise ValueError(
-            f"{use.label} cannot be run for each example by torch.func, see the error above; move "
-            f"its parameters ({', '.join(sorted(use.names))}) to a module that can, freeze them, "
+            f"{call.label} cannot be run for each example by torch.func, see the error above; move "
+            f"its parameters ({', '.join(sorted(call.names))}) to a module that can, freeze them, "
             "or use the output bound"
         ) from error
     return {name: Dense(value) for name, value in found.items()}

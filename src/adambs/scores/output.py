@@ -4,13 +4,16 @@ Katharopoulos & Fleuret (2018), 'Not all samples are created equal': up to a fac
 to all examples, it bounds the norm of the parameters' gradient, and it costs next to nothing.
 
 The closed forms follow `torch.nn.functional`'s losses with `reduction="none"`; `output_norms` reads
-the gradient that the training step's own backward pass left at the output, whatever the loss.
+the gradient that the training step's own backward pass left at the output, whatever the loss. On a
+device nothing here reads a value, so the host never waits; on the CPU `on_cpu.py` does the same in
+compiled loops.
 """
 
 import torch
 from torch import Tensor
 
-from ._draw import Weighted, coefficients, wide
+from . import on_cpu
+from .weighting import HasWeights, beside, coefficients, wide
 
 
 def cross_entropy(
@@ -31,74 +34,73 @@ def cross_entropy(
         label_smoothing: In [0, 1]: the share of the target that is spread evenly over the classes.
 
     Returns:
-        (K,) scores, at most √2 times the largest class weight.
+        (K,) scores, at most √2 times the largest class weight. A class that does not exist is a
+        ValueError on the CPU, and a NaN on a device, where looking would be a wait.
     """
     z = wide(logits)
     if z.dim() != 2:
         raise ValueError(
-            f"logits must have shape (K, C), got {tuple(z.shape)}; for a loss over many positions "
-            "use output_norms"
+            f"logits must have shape (K, C), got {tuple(z.shape)}; for losses at many positions add up each "
+            "example's over those that are not padding, and use output_norms"
         )
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
-    if weight is None and label_smoothing == 0.0 and _one_class_each(target, z, ignore_index):
-        return _one_class_norms(z, target)
-    t = _target_mass(z, target.detach(), ignore_index, label_smoothing)
-    if weight is not None:
-        t = t * weight.detach().to(t)
-    # loss = -sum_c t_c log p_c, hence g_c = p_c sum(t) - t_c, and the g_c add up to zero. Where t
-    # is largest the difference would cancel (1 - p_y of a confident example): take the negated sum
-    # of the others there, which does not.
-    g = z.softmax(1) * t.sum(1, keepdim=True) - t
-    top = t.argmax(1, keepdim=True)
-    others = g.scatter(1, top, 0.0)
-    return _norms(others.scatter(1, top, -others.sum(1, keepdim=True)))
+    if target.is_floating_point():
+        return _mass_norms(z, _given_mass(z, target, label_smoothing), weight)
+    if target.shape != z.shape[:1]:
+        raise ValueError(f"target indices must have shape ({len(z)},), got {tuple(target.shape)}")
+    plain = weight is None and label_smoothing == 0.0
+    known = on_cpu.readable(logits, target)
+    if known and plain:
+        return on_cpu.one_class_norms(z, target, ignore_index)
+    if known:
+        on_cpu.check_classes(target, ignore_index, z.shape[1])
+    index = target.long().clamp(0, max(z.shape[1] - 1, 0)).unsqueeze(1)
+    if plain:
+        norms = _one_class_norms(z, index)
+    else:
+        norms = _mass_norms(z, _class_mass(z, index, label_smoothing), weight)
+    if not known:
+        # Raising would have to wait for the device. A NaN is refused, by the example's index, when the
+        # scores reach the sampler.
+        norms = norms.masked_fill((target < 0) | (target >= z.shape[1]), torch.nan)
+    return norms.masked_fill(target == ignore_index, 0.0)
 
 
-def _one_class_each(target: Tensor, z: Tensor, ignore_index: int) -> bool:
-    """Whether every example has one valid class and none can be the ignored one."""
-    if target.is_floating_point() or target.shape != z.shape[:1] or len(target) == 0:
-        return False
-    low, high = map(int, target.aminmax())
-    return low >= 0 and high < z.shape[1] and not low <= ignore_index <= high
-
-
-def _one_class_norms(z: Tensor, target: Tensor) -> Tensor:
+def _one_class_norms(z: Tensor, index: Tensor) -> Tensor:
     """The common case in half the operations: g_c = p_c but for the target's, g_y = -(their sum)."""
-    others = z.softmax(1).scatter_(1, target.long().unsqueeze(1), 0.0)
+    others = z.softmax(1).scatter(1, index, 0.0)
     total = others.sum(1)
     unit = total.clamp_min(torch.finfo(z.dtype).tiny)  # in units of g_y no square underflows
     ratio: Tensor = torch.linalg.vector_norm(others / unit.unsqueeze(1), dim=1)
     return total * (1 + ratio**2).sqrt()
 
 
-def _classes(target: Tensor, kept: Tensor, C: int) -> Tensor:
-    """The class indices, checked, with 0 in place of those that are ignored."""
-    index = target.detach().long() * kept
-    low, high = index.aminmax() if len(index) else (index.new_zeros(()), index.new_zeros(()))
-    if low < 0 or high >= C:
-        wrong = int(low) if low < 0 else int(high)
-        raise ValueError(f"target holds class {wrong}, logits have {C} classes")
-    return index
+def _mass_norms(z: Tensor, t: Tensor, weight: Tensor | None) -> Tensor:
+    """Return ‖∂loss_k/∂z_k‖ for loss_k = -Σ_c w_c t_kc log softmax(z_k)_c, with any mass t ≥ 0."""
+    if weight is not None:
+        t = t * weight.detach().to(t)
+    # g_c = p_c sum(t) - t_c, and the g_c add up to zero. Where t is largest the difference would cancel
+    # (1 - p_y of a confident example): take the negated sum of the others there, which does not.
+    g = z.softmax(1) * t.sum(1, keepdim=True) - t
+    top = t.argmax(1, keepdim=True)
+    others = g.scatter(1, top, 0.0)
+    return _norms(others.scatter(1, top, -others.sum(1, keepdim=True)))
 
 
-def _target_mass(z: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> Tensor:
-    """Return (K, C): the target distribution of each example, all zero where it is ignored."""
-    K, C = z.shape
-    if target.is_floating_point():
-        if target.shape != z.shape:
-            raise ValueError(
-                f"target probabilities must have the logits' shape {tuple(z.shape)}, "
-                f"got {tuple(target.shape)}"
-            )
-        return wide(target).to(z) * (1 - smoothing) + smoothing / C
-    if target.shape != (K,):
-        raise ValueError(f"target indices must have shape ({K},), got {tuple(target.shape)}")
-    kept = target != ignore_index
-    index = _classes(target, kept, C).unsqueeze(1)
-    mass = torch.full_like(z, smoothing / C)
-    mass.scatter_(1, index, 1 - smoothing + smoothing / C)
-    return mass * kept.unsqueeze(1)
+def _given_mass(z: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Return (K, C): the class probabilities, smoothed."""
+    if target.shape != z.shape:
+        raise ValueError(
+            f"target probabilities must have the logits' shape {tuple(z.shape)}, got {tuple(target.shape)}"
+        )
+    return wide(target).to(z) * (1 - smoothing) + smoothing / z.shape[1]
+
+
+def _class_mass(z: Tensor, index: Tensor, smoothing: float) -> Tensor:
+    """Return (K, C): all mass on the class of ``index`` (K, 1), smoothed."""
+    spread = smoothing / z.shape[1]
+    return torch.full_like(z, spread).scatter(1, index, 1 - smoothing + spread)
 
 
 def binary_cross_entropy_with_logits(
@@ -127,6 +129,8 @@ def binary_cross_entropy_with_logits(
     _same_shape("logits", logits, target)
     z = wide(logits)
     y = target.detach().to(z)
+    if weight is None and pos_weight is None and on_cpu.readable(logits, target):
+        return on_cpu.sigmoid_norms(z, y)
     positive = y if pos_weight is None else y * pos_weight.detach().to(z)
     # loss = positive softplus(-z) + (1 - y) softplus(z)
     g = (1 - y) * z.sigmoid() - positive * (-z).sigmoid()
@@ -143,10 +147,10 @@ def mse_loss(output: Tensor, target: Tensor) -> Tensor:
         target: The same shape.
     """
     _same_shape("output", output, target)
-    return 2 * _norms(wide(output) - wide(target))
+    return _norms(wide(output) - wide(target), 2.0)
 
 
-def output_norms(draw: Weighted, output: Tensor, *, scale: float = 1.0) -> Tensor:
+def output_norms(draw: HasWeights, output: Tensor, *, scale: float = 1.0) -> Tensor:
     """Return ‖∂loss_k/∂output_k‖ for any loss, from the gradient that training left at `output`.
 
     ```python
@@ -175,19 +179,21 @@ def output_norms(draw: Weighted, output: Tensor, *, scale: float = 1.0) -> Tenso
         )
     norms = _norms(wide(grad))
     # backward() left c_k ∂loss_k/∂output_k
-    return norms / c.to(norms)
+    return norms / beside(c, norms)
 
 
-def _norms(g: Tensor) -> Tensor:
-    """Return the Euclidean norm of each g[k]; divided by its largest entry, no square underflows
-    or overflows."""
-    g = g.reshape(len(g), -1)
-    if g.shape[1] == 1:
-        return g.abs().squeeze(1)
-    largest = g.abs().amax(1, keepdim=True) if g.shape[1] else g.new_zeros(len(g), 1)
-    unit = largest.where(largest > 0, 1.0)
-    norms: Tensor = largest * torch.linalg.vector_norm(g / unit, dim=1, keepdim=True)
-    return norms.squeeze(1)
+def _norms(g: Tensor, factor: float = 1.0) -> Tensor:
+    """Return factor times the Euclidean norm of each g[k]; in units of its largest entry no square
+    underflows or overflows."""
+    if on_cpu.readable(g) and (found := on_cpu.row_norms(g, factor)) is not None:
+        return found
+    g = g.unsqueeze(1) if g.dim() == 1 else g.flatten(1)
+    if g.shape[1] <= 1:
+        return factor * g.abs().sum(1)
+    largest: Tensor = torch.linalg.vector_norm(g, torch.inf, dim=1, keepdim=True)
+    unit = largest.clamp_min(torch.finfo(g.dtype).tiny)
+    norms: Tensor = torch.linalg.vector_norm(g / unit, dim=1)
+    return factor * unit.squeeze(1) * norms
 
 
 def _same_shape(name: str, output: Tensor, target: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The algebra of recurrent layers: LSTM, GRU, RNN and their cells.
+"""The formulas of recurrent layers: LSTM, GRU, RNN and their cells.
 
 The native kernels show no gradient inside the recurrence. So it is run once more, step by step,
 
@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ._draw import wide
-from ._use import Use
-from .pieces import Dense, Outer, Piece
+from .gradients import Dense, Gradients, OuterProducts
+from .recorded import RecordedCall
+from .weighting import wide
 
 # a_t, b_t (a_t + b_t but for the GRU), h, c -> what h is made of, c.
 Cell = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -108,7 +108,7 @@ class _Unrolled:
         bias = bias if bias in self.parameters else None
         self.linears.append(_Linears(weight, bias, inputs.detach(), zeros))
 
-    def pieces(self, outputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> dict[str, Piece]:
+    def gradients(self, outputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> dict[str, Gradients]:
         """Pull the outputs' gradients back to the gates."""
         used = [(y, wide(g)) for y, g in zip(outputs, grads, strict=True) if g is not None]
         deltas = torch.autograd.grad(
@@ -118,21 +118,21 @@ class _Unrolled:
             allow_unused=True,
             materialize_grads=True,
         )
-        pieces: dict[str, Piece] = {}
+        found: dict[str, Gradients] = {}
         for linear, delta in zip(self.linears, deltas, strict=True):
             x = linear.inputs
-            pieces[linear.weight] = Outer(delta.mT.unsqueeze(1), x.mT.unsqueeze(1))
+            found[linear.weight] = OuterProducts(delta.mT.unsqueeze(1), x.mT.unsqueeze(1))
             if linear.bias is not None:
-                pieces[linear.bias] = Dense(delta.sum(1))
-        return pieces
+                found[linear.bias] = Dense(delta.sum(1))
+        return found
 
 
-def layers(use: Use) -> dict[str, Piece]:
+def layers(call: RecordedCall) -> dict[str, Gradients]:
     """nn.LSTM, nn.GRU and nn.RNN."""
-    module = use.module
+    module = call.module
     assert isinstance(module, nn.RNNBase)
-    x, hx = _inputs(use)
-    x = use.batched(x, 3)
+    x, hx = _inputs(call)
+    x = call.batched(x, 3)
     x = x if module.batch_first else x.transpose(0, 1)
     directions = 2 if module.bidirectional else 1
     count = module.num_layers * directions
@@ -153,27 +153,27 @@ def layers(use: Use) -> dict[str, Piece]:
             x = torch.cat(ways, 2)
         y = x if module.batch_first else x.transpose(0, 1)
         outputs = [y, torch.stack(h_n), torch.stack(c_n)][: 3 if module.mode == "LSTM" else 2]
-        return run.pieces(outputs, use.grads)
+        return run.gradients(outputs, call.grads)
 
 
-def cell(use: Use) -> dict[str, Piece]:
+def cell(call: RecordedCall) -> dict[str, Gradients]:
     """nn.LSTMCell, nn.GRUCell and nn.RNNCell: one step of one layer."""
-    module = use.module
+    module = call.module
     assert isinstance(module, nn.RNNCellBase)
     mode = type(module).__name__.removesuffix("Cell")
     if isinstance(module, nn.RNNCell):
         mode += "_" + module.nonlinearity.upper()
-    x, hx = _inputs(use)
-    x = use.batched(x, 2)
+    x, hx = _inputs(call)
+    x = call.batched(x, 2)
     h, c = _states(hx, x.new_zeros(len(x), module.hidden_size), module.hidden_size)
     with torch.enable_grad():
         run = _Unrolled(module, CELLS[mode])
         _, h, c = run.layer(x.unsqueeze(1), h, c, "")
-        return run.pieces([h, c][: 2 if mode == "LSTM" else 1], use.grads)
+        return run.gradients([h, c][: 2 if mode == "LSTM" else 1], call.grads)
 
 
-def _inputs(use: Use) -> tuple[Tensor, object]:
-    named = dict(zip(("input", "hx"), use.args, strict=False)) | use.kwargs
+def _inputs(call: RecordedCall) -> tuple[Tensor, object]:
+    named = dict(zip(("input", "hx"), call.args, strict=False)) | call.kwargs
     return wide(named["input"]), named.get("hx")
 
 

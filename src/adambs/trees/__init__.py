@@ -1,7 +1,7 @@
 """Trees of n weights, to draw from in proportion to weight in O(log n).
 
-:class:`SumTree` holds the weights as they are; :class:`LastingFloor` and :class:`PassingFloor` hold them above a
-floor that moves with every step.
+:class:`SumTree` holds the weights as they are; :class:`LastingFloor` and :class:`PassingFloor` hold them
+above a floor that moves with every step.
 """
 
 from adambs.trees.lasting_floor import LastingFloor

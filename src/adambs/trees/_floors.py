@@ -33,7 +33,7 @@ def raised(p_min: float, n: int) -> float:
     """The p_min to solve for, so that p_j >= p_min holds as computed and not only in exact arithmetic.
 
     p_min itself has to move, not the floor that was found for it: with m examples at the floor, a floor that
-    is 1e-13 too high raises their p by only (1 - m p_min) of that, since it raises the total as well. It never
-    moves more than half the way to 1/n.
+    is 1e-13 too high raises their p by only (1 - m p_min) of that, since it raises the total as well. It
+    never moves more than half the way to 1/n.
     """
     return min(p_min * (1.0 + _RAISE), 0.5 * (p_min + 1.0 / n))

@@ -5,15 +5,15 @@ step, and none of them is written: a node knows its lightest examples, how many 
 the sum of the others; where the floor has passed only those, one number is raised in the place of all. (The
 sum apart from the lightest is what keeps sums exact: raising them does not touch it.)
 
-16 children to a node; :mod:`adambs.trees._floors` says how nodes are numbered. least[k] is the smallest weight
-below node k (of a leaf: its weight); for inner nodes, next_least is the second smallest *different* weight,
-count how many examples have the smallest, rest the sum of all others. The mass of a node is
+16 children to a node; :mod:`adambs.trees._floors` says how nodes are numbered. least[k] is the smallest
+weight below node k (of a leaf: its weight); for inner nodes, next_least is the second smallest *different*
+weight, count how many examples have the smallest, rest the sum of all others. The mass of a node is
 rest + count * least.
 
-Raising the floor to f, where least < f < next_least, writes ``least`` and nothing else: neither count nor rest
-is changed by it. The children learn of it when somebody goes there, for least of a parent is what every
-example below it has at least: the weight of an example is the largest number on the way from its leaf to the
-root.
+Raising the floor to f, where least < f < next_least, writes ``least`` and nothing else: neither count nor
+rest is changed by it. The children learn of it when somebody goes there, for least of a parent is what
+every example below it has at least: the weight of an example is the largest number on the way from its leaf
+to the root.
 """
 
 import math

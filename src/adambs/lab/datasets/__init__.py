@@ -4,8 +4,9 @@
     data = long_tailed(data, factor=100)    # a new Data; the test set stays as it was
     data.example(0)                         # {"label": "Ankle boot", "image": [[0, ...]], ...}
 
-``catalogue`` is the table of datasets, ``places`` finds them on the disk, ``archives``, ``images`` and
-``text`` read them, ``download`` fetches them, ``data`` is what comes out and how it is thinned or spoilt.
+``catalogue`` is the table of datasets, ``places`` finds them on the disk, ``archives``, ``images``, ``text``
+and ``connections`` read them, ``download`` fetches them, ``data`` is what comes out and how it is thinned or
+spoilt.
 """
 
 from adambs.lab.datasets.catalogue import DATASETS, DataError, data_folder

@@ -34,7 +34,7 @@ class Dataset:
     """One row of the catalogue."""
 
     name: str
-    kind: Literal["idx", "cifar", "imdb", "embedded"]
+    kind: Literal["idx", "cifar", "imdb", "kddcup99", "embedded"]
     classes: tuple[str, ...]
     source: str
     licence: str
@@ -43,7 +43,8 @@ class Dataset:
     places: tuple[str, ...] = ()
     # The folder inside the publisher's archive.
     top: str = ""
-    # What a place must hold, with the publisher's sizes.
+    # What a place must hold, with the publisher's sizes; of kddcup99 the size of what is in the gzip, since
+    # copies differ in how they are packed.
     members: tuple[tuple[str, int], ...] = ()
     # What a place may hold.
     extras: tuple[str, ...] = ()
@@ -142,6 +143,17 @@ _IMDB = Download(
     ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
 )
 
+_KDDCUP99 = Download(
+    "kddcup.data_10_percent.gz",
+    2_144_903,
+    "8045aca0d84e70e622d1148d7df782496f6333bf6eb979a1b0837c42a9fd9561",
+    (
+        "http://kdd.ics.uci.edu/databases/kddcup99/kddcup.data_10_percent.gz",
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/kddcup99-mld/kddcup.data_10_percent.gz",
+        "https://ndownloader.figshare.com/files/5976042",
+    ),
+)
+
 _ROWS = (
     Dataset(
         name="mnist",
@@ -212,6 +224,29 @@ _ROWS = (
         downloads=(_IMDB,),
         places=("aclImdb", "imdb/aclImdb", "imdb/aclImdb_v1.tar.gz", "aclImdb_v1.tar.gz"),
         top="aclImdb",
+    ),
+    Dataset(
+        name="kddcup99",
+        kind="kddcup99",
+        classes=(
+            *(
+                "back",
+                "buffer_overflow",
+                "ftp_write",
+                "guess_passwd",
+                "imap",
+                "ipsweep",
+                "land",
+                "loadmodule",
+            ),
+            *("multihop", "neptune", "nmap", "normal", "perl", "phf", "pod", "portsweep", "rootkit", "satan"),
+            *("smurf", "spy", "teardrop", "warezclient", "warezmaster"),
+        ),
+        source="Stolfo, Fan, Lee, Prodromidis, Chan 1999, UCI: KDD Cup 1999, the 10 % file",
+        licence="CC BY 4.0",
+        downloads=(_KDDCUP99,),
+        places=("kddcup99",),
+        members=((_KDDCUP99.name, 74_889_749),),
     ),
     Dataset(
         name="digits",

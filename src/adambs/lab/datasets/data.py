@@ -22,7 +22,7 @@ class Data:
     """A training and a test set of (inputs, labels).
 
     Images are float32 in [0, 1], shape (N, C, H, W), without augmentation; texts are int64 token ids, shape
-    (N, 100), below ``tokens``; labels are int64.
+    (N, 100), below ``tokens``; tables are float32, shape (N, ``features``); labels are int64.
     """
 
     name: str
@@ -33,9 +33,9 @@ class Data:
     rows: Tensor
     # The training labels before with_flipped_labels.
     true_labels: Tensor
-    # How each training text begins, by row; None for images.
+    # How each training text begins, or a table's line, by row; None for images.
     texts: Sequence[str] | None = None
-    # The number of token ids, that is an embedding's rows; 0 for images.
+    # The number of token ids, that is an embedding's rows; 0 for what is no text.
     tokens: int = 0
     # What was done to the data, in words.
     changes: tuple[str, ...] = ()
@@ -44,6 +44,17 @@ class Data:
     def labels(self) -> Tensor:
         """The training labels, flipped ones included."""
         return self.train.tensors[1]
+
+    @property
+    def features(self) -> int:
+        """The columns of a table; 0 for images and texts."""
+        inputs = self.train.tensors[0]
+        return inputs.shape[1] if inputs.ndim == 2 and inputs.is_floating_point() else 0
+
+    @property
+    def context(self) -> NDArray[np.int64]:
+        """What is known of each training example before it is seen: its label, flipped ones included."""
+        return self.labels.numpy()
 
     @property
     def flipped(self) -> Tensor:

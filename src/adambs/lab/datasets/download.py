@@ -52,7 +52,7 @@ def fetch(
 
 def _laid_out_by_hand(dataset: Dataset, status: Status, home: Path) -> bool:
     """Whether a whole dataset lies where ``fetch`` would not put it. Its own place it checks by hash."""
-    own = home if dataset.kind == "idx" else home / dataset.downloads[0].name
+    own = home if dataset.kind in ("idx", "kddcup99") else home / dataset.downloads[0].name
     return status.state == "present" and status.whole and status.where != own
 
 

@@ -1,6 +1,7 @@
 """From a name to a ``Data``: find the files, read them, and say what to do where that fails."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from adambs.lab.datasets.catalogue import (
     dataset_named,
     fetch_command,
 )
+from adambs.lab.datasets.connections import read_connections
 from adambs.lab.datasets.data import Data
 from adambs.lab.datasets.images import Split, read_cifar, read_digits, read_idx_pair
 from adambs.lab.datasets.places import Status, find
@@ -55,19 +57,17 @@ def _read(dataset: Dataset, place: Path, root: Path) -> Data:
     if dataset.kind == "cifar":
         train, test, classes = read_cifar(place, dataset)
         return _data(dataset, train, test, classes)
+    if dataset.kind == "kddcup99":
+        found = read_connections(place, dataset.classes)
+        data = _data(dataset, found.train, found.test)
+        return replace(data, rows=torch.from_numpy(found.rows), texts=found.lines)
     reviews = read_imdb(place, root / "cache" / "imdb.npz")
     train = Split(reviews.train.astype(np.int64), reviews.train_labels.astype(np.int64))
     test = Split(reviews.test.astype(np.int64), reviews.test_labels.astype(np.int64))
-    return _data(dataset, train, test, texts=reviews.texts)
+    return replace(_data(dataset, train, test), texts=reviews.texts, tokens=TOKENS)
 
 
-def _data(
-    dataset: Dataset,
-    train: Split,
-    test: Split,
-    classes: tuple[str, ...] | None = None,
-    texts: tuple[str, ...] | None = None,
-) -> Data:
+def _data(dataset: Dataset, train: Split, test: Split, classes: tuple[str, ...] | None = None) -> Data:
     labels = torch.from_numpy(train.labels)
     return Data(
         name=dataset.name,
@@ -76,8 +76,6 @@ def _data(
         classes=classes or dataset.classes,
         rows=torch.arange(len(labels)),
         true_labels=labels,
-        texts=texts,
-        tokens=TOKENS if texts is not None else 0,
     )
 
 

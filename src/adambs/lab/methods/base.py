@@ -7,13 +7,11 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from adambs._types import Floats as Floats
+from adambs._types import Indices as Indices
 from adambs.proposals import Passes
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 # Examples in a forward pass without gradients: as many as fit a processor's cache.
 FORWARD_BATCH = 200
@@ -121,7 +119,7 @@ class Method(ABC):
     """Of the optimizer; ``lr`` is the task's unless it stands here."""
 
     untimed = 0.0
-    """Seconds that the clock shall forgive: what the oracle spends on knowing everything."""
+    """Seconds excluded from timing: what the oracle spends on knowing everything."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -6,16 +6,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adambs import _check
+from adambs._types import Floats
 from adambs.lab.theory import bounds
 from adambs.lab.theory.heavy_tailed import ONE_NEURON, expected_squares
 from adambs.reference import lemma_1_R_squared
 from adambs.rules import Exp3
 from adambs.sampler import BanditSampler
 
-Floats = NDArray[np.float64]
 Advance = Callable[[str], None]
 
 # The norms of step t may depend on p^t, not on the draw: the lemma allows an adversary that adapts.

@@ -26,12 +26,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adambs import _check
+from adambs._types import Floats
 from adambs.reference import lemma_1_R_squared
-
-Floats = NDArray[np.float64]
 
 
 class Rho(NamedTuple):

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adambs import _check
+from adambs._types import Floats
 from adambs.lab.theory import bounds
 from adambs.lab.theory.heavy_tailed import ONE_NEURON, PRINTED, Model, generate, power_sum, zeta
-
-Floats = NDArray[np.float64]
 
 
 def expected_loss_estimate(l: Floats, p_draw: Floats, p_used: Floats) -> Floats:

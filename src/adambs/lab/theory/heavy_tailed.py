@@ -15,12 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adambs import _check
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from adambs._types import Floats, Indices
 
 
 class Sparse(NamedTuple):

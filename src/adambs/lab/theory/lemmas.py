@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adambs import _check
+from adambs._types import Floats
 from adambs.lab.theory import bounds
 from adambs.lab.theory.heavy_tailed import (
     ONE_NEURON,
@@ -22,7 +22,6 @@ from adambs.lab.theory.heavy_tailed import (
 from adambs.rules import Exp3, Rule, Uniform
 from adambs.sampler import BanditSampler
 
-Floats = NDArray[np.float64]
 Advance = Callable[[str], None]
 
 C = 0.3  # p_min = C / n everywhere in this experiment

@@ -8,17 +8,19 @@ import torch
 from helpers import same, saved_and_loaded, taught
 
 import adambs
-from adambs.looking import _LOOKS
+from adambs.candidates import _LOOKS, _STEPS
+
+pytestmark = pytest.mark.filterwarnings("ignore:batches were drawn with unequal p")  # nobody trains here
 
 
 def always():
     """Looking that always pays."""
-    return adambs.Looking(candidates=3, cost=1e-6)
+    return adambs.Candidates(multiple=3, cost=1e-6)
 
 
 def unequal(n, K, **options):
     """A sampler whose p and tau are far from one, and true scores that differ from the remembered."""
-    sampler = adambs.BanditSampler(n, K, **{"looking": always(), "gate": 0, **options})
+    sampler = adambs.BanditSampler(n, K, **{"candidates": always(), "gate": 0, **options})
     truth = np.random.default_rng(5).gamma(0.5, 1.0, n)
     return taught(sampler, 30), truth
 
@@ -34,7 +36,7 @@ def test_the_choice_among_candidates_is_unbiased():
         random = sampler.state_dict()["random"]
         sampler.load_state_dict({**frozen, "random": random})  # the same p each time, fresh randomness
         draw = sampler.draw(lambda i: truth[i])
-        assert draw._learned
+        assert draw.learned
         estimates.append((draw.weights.numpy()[:, None] * values[draw.indices]).mean(0))
     error = np.mean(estimates, 0) - values.mean(0)
     assert np.abs(error / (np.std(estimates, 0) / math.sqrt(len(estimates)))).max() < 4
@@ -65,9 +67,9 @@ def test_the_variance_of_a_batch_falls_by_the_gain(shape, m):
     rng = np.random.default_rng(8)
     sizes = rng.gamma(shape, 1.0, n)
     values = sizes * rng.choice([-1, 1], n)
-    looking = adambs.Looking(m, cost=1e-9)
-    sampler = adambs.BanditSampler(n, K, rule=adambs.Uniform(), looking=looking, seed=2)
-    sampler.looking.scattered(np.ones(n), sizes)
+    looking = adambs.Candidates(m, cost=1e-9)
+    sampler = adambs.BanditSampler(n, K, rule=adambs.Uniform(), candidates=looking, seed=2)
+    sampler.candidates.scattered(np.ones(n), sizes)
     plain, looked = (
         np.var([(d.weights.numpy() * values[d.indices]).mean() for d in draws])
         for draws in (
@@ -75,12 +77,12 @@ def test_the_variance_of_a_batch_falls_by_the_gain(shape, m):
             [sampler.draw(lambda i: sizes[i]) for _ in range(rounds)],
         )
     )
-    assert 0.85 * sampler.looking.gain < plain / looked < 1.45 * sampler.looking.gain
+    assert 0.85 * sampler.candidates.gain < plain / looked < 1.45 * sampler.candidates.gain
 
 
 def test_it_looks_exactly_while_that_pays():
     n, K = 500, 10
-    sampler = adambs.BanditSampler(n, K, looking=adambs.Looking(candidates=4, cost=0.24), seed=0)
+    sampler = adambs.BanditSampler(n, K, candidates=adambs.Candidates(4, cost=0.24), seed=0, gate=0)
     looks = 0
 
     def score(indices):
@@ -90,19 +92,19 @@ def test_it_looks_exactly_while_that_pays():
 
     for _ in range(300):  # all scores alike: p is right, tau is one
         sampler.update(sampler.draw(score), np.ones(K))
-    assert (looks, sampler.looking.tau) == (0, pytest.approx(1, rel=1e-4))
+    assert (looks, sampler.candidates.tau) == (0, pytest.approx(1, rel=1e-4))
     rng = np.random.default_rng(1)
     seen = set()
     for _ in range(200):  # scores that nobody can foresee
-        pays = sampler.looking.gain > 1 + 4 * 0.24
+        pays = sampler.candidates.gain > 1 + 4 * 0.24
         draw = sampler.draw(lambda i: rng.gamma(0.2, 1.0, len(i)))
-        assert draw._learned == pays
+        assert draw.learned == pays
         seen.add(pays)
         sampler.update(draw, rng.gamma(0.2, 1.0, K))
     assert seen == {False, True}
     sampler.draw(score)
     assert looks == 1
-    assert sampler.diagnostics().tau == sampler.looking.tau
+    assert sampler.diagnostics().tau == sampler.candidates.tau
     assert sampler.diagnostics().looks > 1
 
 
@@ -128,17 +130,17 @@ def test_the_cost_is_measured_once_by_the_clock_and_only_when_a_look_promises_so
     for _ in range(50):  # all alike
         train(np.ones(10))
     assert not looks
-    while sampler.looking.cost is None:  # nobody can foresee them
-        promising = sampler.looking.gain > 1.3
+    while sampler.candidates.cost is None:  # nobody can foresee them
+        promising = sampler.candidates.gain > 1.3
         before = len(looks)
         train(rng.gamma(0.3, 1.0, 10))
         assert len(looks) - before == promising
     assert looks == [30] * _LOOKS
-    assert sampler.looking.cost == pytest.approx(0.2)
+    assert sampler.candidates.cost == pytest.approx(0.2)
 
 
 def test_candidates_teach_the_rule_and_the_chosen_do_not_teach_it_again():
-    sampler = adambs.BanditSampler(1000, 10, rule=adambs.Tracking(), looking=always(), seed=0)
+    sampler = adambs.BanditSampler(1000, 10, rule=adambs.Tracking(), candidates=always(), seed=0)
     sampler.update(sampler.draw(), np.linspace(0.1, 1, 10))
     before = sampler.diagnostics()
     draw = sampler.draw(lambda i: np.full(len(i), 0.5))
@@ -149,6 +151,55 @@ def test_candidates_teach_the_rule_and_the_chosen_do_not_teach_it_again():
     after = sampler.diagnostics()
     assert (after.draws - before.draws, after.updates - before.updates) == (1, 1)
     assert after.scores - before.scores == 30
+
+
+def test_probabilities_are_those_of_p_and_weights_make_up_for_the_choice_too():
+    n, K = 60, 6
+    sampler, truth = unequal(n, K, seed=2)
+    p = sampler.probabilities()
+    draw = sampler.draw(lambda i: truth[i])
+    assert torch.equal(draw.probabilities, p[draw.indices])
+    assert (draw.probabilities <= 1).all()
+    assert not torch.allclose(draw.weights, 1 / (n * draw.probabilities))
+
+
+def test_the_cost_is_a_recorded_choice():
+    """A state carries it, another process can be told, and what the user has given stands."""
+    measured = adambs.BanditSampler(50, 5)
+    measured.candidates.cost = 0.2
+    state = saved_and_loaded(measured.state_dict())
+    fresh = adambs.BanditSampler(50, 5)
+    fresh.load_state_dict(state)
+    assert fresh.candidates.cost == 0.2
+    given = adambs.BanditSampler(50, 5, candidates=adambs.Candidates(cost=0.7))
+    given.load_state_dict(state)
+    assert given.candidates.cost == 0.7
+    with pytest.raises(ValueError, match="cost must be positive"):
+        given.candidates.cost = 0
+
+
+def test_a_measurement_is_resumed_where_it_stood(monkeypatch):
+    """When the looks are made depends on counts, not on the clock; only the cost does."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    rng = np.random.default_rng(3)
+
+    def train(sampler, steps):
+        nonlocal now
+        for _ in range(steps):
+            draw = sampler.draw(lambda i: 1.0 + i.numpy() % 9)
+            sampler.update(draw, rng.gamma(0.3, 1.0, 10))
+            now += 1.0
+
+    sampler = adambs.BanditSampler(1000, 10, seed=0)
+    train(sampler, 22)
+    assert 0 < sampler.diagnostics().looks < _LOOKS
+    assert len(sampler.state_dict()["candidates"]["step_seconds"]) == _STEPS
+    resumed = adambs.BanditSampler(1000, 10, seed=0)
+    resumed.load_state_dict(saved_and_loaded(sampler.state_dict()))
+    while resumed.candidates.cost is None:
+        train(resumed, 1)
+    assert resumed.diagnostics().looks == _LOOKS
 
 
 def test_a_look_that_fails_changes_nothing():
@@ -168,7 +219,7 @@ def test_scores_of_zero_choose_evenly():
 
 
 def test_small_data_has_fewer_candidates():
-    sampler = taught(adambs.BanditSampler(7, 5, looking=always()), 20)
+    sampler = taught(adambs.BanditSampler(7, 5, candidates=always()), 20)
     sizes = []
     sampler.draw(lambda i: sizes.append(len(i)) or np.ones(len(i)))
     assert sizes == [7]
@@ -184,7 +235,7 @@ def test_looking_resumes_to_the_bit():
         return sampler.state_dict()
 
     def make():
-        return adambs.BanditSampler(60, 6, looking=adambs.Looking(3, cost=0.01), seed=4)
+        return adambs.BanditSampler(60, 6, candidates=adambs.Candidates(3, cost=0.01), seed=4)
 
     straight = make()
     go_on(straight)
@@ -192,9 +243,9 @@ def test_looking_resumes_to_the_bit():
     resumed.load_state_dict(saved_and_loaded(straight.state_dict()))
     assert same(go_on(straight), go_on(resumed))
     state = straight.state_dict()
-    state["looking_state"]["squares"] = math.nan
-    with pytest.raises(ValueError, match="scatter"):
-        resumed.load_state_dict(state)
+    for name, value in (("squares", math.nan), ("sum", -1.0), ("step_seconds", [1.0] * 21)):
+        with pytest.raises(ValueError, match=rf"candidates.*is damaged.*{name}"):
+            resumed.load_state_dict({**state, "candidates": {**state["candidates"], name: value}})
 
 
 def test_refresh_tells_the_rule_the_truth_about_all_or_some():
@@ -248,9 +299,7 @@ def test_less_correction_of_p_leaves_the_choice_among_candidates_unbiased(correc
         draw = sampler.draw(lambda i: truth[i])
         i, w = draw.indices.numpy(), draw.weights.numpy()
         assert w.mean() == pytest.approx(1)
-        unscaled = favour[i] / (
-            n * draw.probabilities.numpy()
-        )  # what the weights were, before their mean is one
+        unscaled = favour[i] / draw._ratios  # what the weights were, before their mean is one
         np.testing.assert_allclose(w, unscaled / unscaled.mean())
         sums.append([(unscaled * values[i]).mean(), unscaled.mean()])
     error = np.mean(sums, 0) - [(favour * values).mean(), favour.mean()]
@@ -263,12 +312,12 @@ def test_the_correction_of_a_draw_on_its_way_is_saved():
     loader = adambs.BanditLoader(data, sampler)
     batches = iter(loader)
     next(batches)
-    sampler._epoch.ahead.append(sampler.draw())
+    sampler.epochs.current.ahead.append(sampler.draw())
     sampler.correction = 1.0
     copy = adambs.BanditSampler(40, 4)
     copy.load_state_dict(saved_and_loaded(sampler.state_dict()))
     assert copy.correction == 1.0
-    assert copy._epoch.ahead[-1].correction == 0.5
+    assert copy.epochs.current.ahead[-1].correction == 0.5
 
 
 class Listed(torch.utils.data.Dataset):
@@ -292,7 +341,7 @@ class Listed(torch.utils.data.Dataset):
     ],
 )
 def test_a_loader_looks_at_batches_of_candidates(dataset):
-    sampler = adambs.BanditSampler(40, 4, looking=always(), seed=1)
+    sampler = adambs.BanditSampler(40, 4, candidates=always(), seed=1, gate=0)
     looked = []
 
     def score(batch):
@@ -305,7 +354,7 @@ def test_a_loader_looks_at_batches_of_candidates(dataset):
     for (x, _), draw in loader:
         assert torch.equal(x, draw.indices.float())
         sampler.update(draw, 1 + x % 7)
-        assert draw._learned == (len(looked) > 0)
+        assert draw.learned == (len(looked) > 0)
     assert sampler.diagnostics().updates == len(loader) == 10
     assert looked == [12] * len(looked)
     assert len(looked) >= 8
@@ -319,8 +368,8 @@ def test_a_loader_with_workers_cannot_look():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: adambs.Looking(1), "candidates must be at least 2"),
-        (lambda: adambs.Looking(3, cost=0), "cost must be positive"),
+        (lambda: adambs.Candidates(1), "multiple must be at least 2"),
+        (lambda: adambs.Candidates(3, cost=0), "cost must be positive"),
         (lambda: adambs.BanditSampler(5, 1, correction=2), "correction must lie between"),
     ],
 )
@@ -329,6 +378,6 @@ def test_it_refuses(make, words):
         make()
 
 
-def test_looking_must_be_a_looking():
-    with pytest.raises(TypeError, match="looking must be a Looking"):
-        adambs.BanditSampler(5, 1, looking=3)
+def test_candidates_must_be_candidates():
+    with pytest.raises(TypeError, match="candidates must be a Candidates, not 3"):
+        adambs.BanditSampler(5, 1, candidates=3)

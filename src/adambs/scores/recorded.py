@@ -1,15 +1,15 @@
-"""One use of a module, as a layer's algebra sees it."""
+"""One recorded call of a module: what a layer's formula computes the gradients from."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ._draw import wide
+from .weighting import wide
 
 
 @dataclass(frozen=True)
-class Use:
+class RecordedCall:
     """A module's recorded inputs, and the gradients that came back to its outputs."""
 
     label: str  # for messages: 'encoder.conv (Conv2d)'

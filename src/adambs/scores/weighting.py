@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Weighted(Protocol):
+class HasWeights(Protocol):
     """A draw, seen from here: one importance weight w_k = 1 / (n p_k) > 0 per drawn example."""
 
     @property
@@ -16,13 +16,22 @@ class Weighted(Protocol):
         ...
 
 
-def coefficients(draw: Weighted, scale: float) -> Tensor:
+def coefficients(draw: HasWeights, scale: float) -> Tensor:
     """Return c_k = scale w_k / K: what `(scale * draw.mean(losses)).backward()` multiplies each
     example's own gradient by."""
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be positive and finite, got {scale!r}: scaler.get_scale()")
     weights = draw.weights
     return weights.detach().to(torch.float64) * (scale / len(weights))
+
+
+def beside(c: Tensor, norms: Tensor) -> Tensor:
+    """Return the host's coefficients in the dtype and on the device of the norms, without a wait.
+
+    CUDA copies pageable memory before the call returns, so that c may be freed at once. MPS does not: there
+    it is the copy that waits, or c would be garbage (pytorch issue 189690).
+    """
+    return c.to(norms, non_blocking=norms.device.type != "mps")
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which algebra each module has, and what has none."""
+"""Which formula each module has, and which modules have no per-example gradient."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import generic, layers, recurrent
-from ._use import Use
-from .pieces import Piece
+from .gradients import Gradients
+from .recorded import RecordedCall
 
-Rule = Callable[[Use], dict[str, Piece]]
+Formula = Callable[[RecordedCall], dict[str, Gradients]]
 
-# The algebra of each kind of layer. A subclass has it too unless it has a forward of its own.
-RULES: dict[type[nn.Module], Rule] = {
+# The formula of each kind of layer. A subclass has it too unless it has a forward of its own.
+FORMULAS: dict[type[nn.Module], Formula] = {
     nn.Linear: layers.linear,
     nn.Embedding: layers.embedding,
     nn.Conv1d: layers.convolution,
@@ -40,18 +40,18 @@ RULES: dict[type[nn.Module], Rule] = {
 
 
 @dataclass(frozen=True)
-class Unit:
+class TrackedModule:
     """A module whose forward is recorded, for the sake of these parameters."""
 
     label: str
     module: nn.Module
-    rule: Rule
+    formula: Formula
     parameters: dict[str, nn.Parameter]
 
     @property
     def rerun(self) -> bool:
         """Whether the module itself is called again."""
-        return self.rule in (generic.per_example, generic.attention)
+        return self.formula in (generic.per_example, generic.attention)
 
     def check(self, inputs: Iterable[Any], names: list[str]) -> None:
         """Refuse, in the forward pass, what has no per-example gradient or cannot be run again."""
@@ -70,19 +70,19 @@ class Unit:
                 f"{self.label} has scale_grad_by_freq=True, which divides gradients by counts over "
                 "the batch, so no per-example gradient exists: set it to False"
             )
-        if self.rule in (recurrent.layers, recurrent.cell):
+        if self.formula in (recurrent.layers, recurrent.cell):
             recurrent.check(self.label, module, inputs)
         if self.rerun:
             generic.check(self.label, module, names)
 
 
-def units(model: nn.Module) -> Iterator[Unit]:
-    """Find the modules that hold parameters, each with its algebra."""
+def tracked_modules(model: nn.Module) -> Iterator[TrackedModule]:
+    """Find the modules that hold parameters, each with its formula."""
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         if module in inside:
             continue
-        # These use their children's parameters without calling the children: one unit.
+        # These use their children's parameters without calling the children: tracked as one.
         whole = isinstance(module, nn.MultiheadAttention) or is_parametrized(module)
         if whole:
             inside.update(module.modules())
@@ -92,12 +92,12 @@ def units(model: nn.Module) -> Iterator[Unit]:
         if any(isinstance(p, UninitializedParameter) for p in parameters.values()):
             raise ValueError(f"{label} is not initialised yet: run the model once before")
         if parameters or isinstance(module, _BatchNorm):
-            yield Unit(label, module, _rule(module), parameters)
+            yield TrackedModule(label, module, _formula(module), parameters)
 
 
-def _rule(module: nn.Module) -> Rule:
+def _formula(module: nn.Module) -> Formula:
     if not is_parametrized(module):
-        for kind, rule in RULES.items():
+        for kind, formula in FORMULAS.items():
             if isinstance(module, kind) and type(module).forward is kind.forward:
-                return rule
+                return formula
     return generic.per_example
