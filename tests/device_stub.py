@@ -61,7 +61,9 @@ class OnDevice(Tensor):
         return home._run(func, args, kwargs or {})
 
     def numpy(self, *, force: bool = False) -> Any:
-        self._home.waits.append("numpy")
+        self._home.waits.append("copy to the host" if force else "numpy")
+        if force:
+            return self._values.detach().numpy()
         raise TypeError("can't convert a tensor of this device to numpy: use Tensor.cpu() first")
 
     def tolist(self) -> Any:

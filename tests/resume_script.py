@@ -53,7 +53,8 @@ def main(workers: int, steps: int, load: str, save: str) -> None:
             losses = F.cross_entropy(logits, targets, reduction="none")
             optimizer.zero_grad()
             draw.mean(losses).backward()
-            optimizer.step(draw, adambs.scores.cross_entropy(logits, targets))
+            # Inputs of very different length make some examples matter more, so p pays.
+            optimizer.step(draw, adambs.scores.cross_entropy(logits, targets) * inputs.norm(dim=1))
             schedule.step()
             done += 1
             if done == steps:

@@ -59,8 +59,31 @@ def test_the_look_of_the_readme_runs():
     names = {"adambs": adambs, "torch": torch, "train": train, "model": model, "sampler": sampler}
     exec(compile(code, "README.md", "exec"), names)
     for (batch, labels), draw in names["loader"]:
-        sampler.update(draw, adambs.scores.cross_entropy(model(batch), labels))
+        logits = model(batch)
+        draw.mean(torch.nn.functional.cross_entropy(logits, labels, reduction="none")).backward()
+        sampler.update(draw, adambs.scores.cross_entropy(logits, labels))
     assert sampler.diagnostics().looks > 20
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("README.md", "# p learns"), ("docs/training-loops.md", "carry=True")]
+)
+def test_the_general_loops_of_the_docs_run_with_any_optimizer(file, words):
+    [code] = [block for block in blocks(file) if words in block]
+    x, y = torch.randn(300, 5), torch.randint(0, 3, (300,))
+    model = torch.nn.Linear(5, 3)
+    sampler = adambs.BanditSampler(300, 10, gate=0)
+    names = {
+        "adambs": adambs,
+        "F": torch.nn.functional,
+        "train": torch.utils.data.TensorDataset(x, y),
+        "model": model,
+        "sampler": sampler,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+    exec(compile(code, file, "exec"), names)
+    assert sampler.diagnostics().updates == 30
+    assert model.weight.grad is not None
 
 
 def test_the_map_of_the_readme_is_true():

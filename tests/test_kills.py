@@ -34,6 +34,8 @@ def test_killed_runs_end_as_the_run_that_was_left_alone(tmp_path):
                 assert same(ended[name], expected[name]), (configuration, run, name)
         counters = expected["optimizer"]["sampler"]["counters"]
         assert counters["updates"] == 100 - 5  # five steps are skipped, and their last batch with them
-        assert 0 < counters["reshuffled"] < counters["draws"]  # the gate was closed, and open
-        assert (counters["looks"] > 0) == (configuration == "looking")
+        if configuration == "looking":
+            assert counters["looks"] > 20
+        else:
+            assert 0 < counters["reshuffled"] < counters["draws"]  # the gate was closed, and open
     print(report)

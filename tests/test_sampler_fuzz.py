@@ -18,13 +18,9 @@ import torch
 from helpers import same, saved_and_loaded
 
 import adambs
-from adambs import candidates as candidates_module
 from adambs import reference
 
 SEQUENCES = int(os.environ.get("ADAMBS_FUZZ", "2500"))
-
-# Draws with scores before a look is considered: fewer than in earnest, so that short sequences look.
-STEPS = 3
 
 
 def close(found, expected):
@@ -345,7 +341,6 @@ class Oracle:
         self.open = threshold == 0
         self.count = dict.fromkeys(("draws", "updates", "scores", "clipped", "looks", "reshuffled"), 0)
         self.squares = self.sum = 0.0
-        self.scattered = 0
         self.awaited: dict[int, Awaited] = {}
         self.late: list[tuple[Awaited, np.ndarray]] = []
         self.correction = 1.0
@@ -359,8 +354,6 @@ class Oracle:
         return max(math.sqrt(self.squares) / self.sum, 1.0) if self.sum > 0 else 1.0
 
     def pays(self, did_look):
-        if self.scattered < STEPS:
-            return False
         left = 1 / self.tau**2
         gain = 1 / (left + (1 - left) / self.multiple)
         need = 1 + self.multiple * self.cost
@@ -383,12 +376,14 @@ class Oracle:
         self.count["draws"] += 1
         indices = draw.indices.numpy()
         assert ((indices >= 0) & (indices < self.n)).all()
-        look = asked is not None and not self.under_way and self.pays(bool(asked))
+        look = asked is not None and self.pays(bool(asked))
+        reshuffled = look and (self.under_way or not self.decide(sampler))
+        look = look and not (reshuffled and len(self.left) <= self.K)  # too few left to choose from
         assert bool(asked) == look
         if look:
-            ratios, p_ratios = self._looked(draw, indices, *asked)
+            ratios, p_ratios = self._looked(draw, indices, sampler, reshuffled, *asked)
         else:
-            ratios = p_ratios = self._batch(indices, sampler, asked is not None and self.scattered < STEPS)
+            ratios = p_ratios = self._batch(indices, sampler)
         close(draw.probabilities.numpy(), p_ratios / self.n)
         weights = p_ratios**-self.correction * (p_ratios / ratios)
         if self.correction != 1:
@@ -398,11 +393,11 @@ class Oracle:
         if len(self.awaited) > self.most:
             del self.awaited[min(self.awaited)]
 
-    def _batch(self, indices, sampler, trial):
+    def _batch(self, indices, sampler):
         """n p of each example of the batch."""
         n, K = self.n, self.K
         p_ratios = self.rule.ratios()[indices]
-        if not self.under_way and (trial or self.decide(sampler)):
+        if not self.under_way and self.decide(sampler):
             return p_ratios
         self.count["reshuffled"] += 1
         ratios = np.ones(K)
@@ -416,15 +411,23 @@ class Oracle:
                 self.left = set(range(n))
         return ratios
 
-    def _looked(self, draw, indices, call):
+    def _looked(self, draw, indices, sampler, reshuffled, call):
+        """The candidates are from p, or the next of a pass that goes on by K."""
         candidates, scores = call
         B = min(self.multiple * self.K, self.n)
-        assert len(candidates) == B
         r = self.rule.ratios()[candidates]
+        taken = B
+        if reshuffled:
+            B, taken, r = min(B, len(self.left)), self.K, np.ones(len(candidates))
+            assert len(set(candidates.tolist())) == B
+            assert set(candidates.tolist()) <= self.left
+            self.left -= set(candidates[: self.K].tolist())
+            self.count["reshuffled"] += 1
+        assert len(candidates) == B
         a = np.minimum(scores, 1e100) / r**self.correction
         g = 0.9 * a / a.sum() + 0.1 / B if a.any() else np.full(B, 1 / B)
         self.count["looks"] += 1
-        self._scatter(r, scores)
+        self._scatter(r[:taken], scores[:taken])
         self._teach(candidates, r, scores)
         assert np.array_equal(candidates[draw.positions], indices)
         assert draw.learned
@@ -435,7 +438,6 @@ class Oracle:
         keep = 0.99 if self.sum > 0 else 0.0
         self.squares = keep * self.squares + (1 - keep) * (a**2).mean()
         self.sum = keep * self.sum + (1 - keep) * a.mean()
-        self.scattered = min(self.scattered + 1, STEPS)
 
     def _teach(self, indices, ratios, scores):
         if self.threshold > 0:
@@ -739,7 +741,7 @@ class Sequence:
 
     def without_waiting(self):
         """The state of each part. ``state_dict`` would learn first what is late."""
-        return {name: getattr(self.sampler, name).state_dict() for name in self.sampler._PARTS}
+        return {name: getattr(self.sampler, name).state_dict() for name in self.sampler.PARTS}
 
     # Operations that go on with another sampler.
 
@@ -794,8 +796,7 @@ def run(number):
         raise
 
 
-def test_any_sequence_of_operations_does_what_the_oracle_does(monkeypatch):
-    monkeypatch.setattr(candidates_module, "_STEPS", STEPS)
+def test_any_sequence_of_operations_does_what_the_oracle_does():
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "in each of the first")  # some of the batches have equal scores

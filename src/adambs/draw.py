@@ -14,6 +14,9 @@ _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader
 
 _HALF = (torch.float16, torch.bfloat16)
 
+# What nobody ever draws has less than this times the uniform probability; squares of its inverse are finite.
+_NEVER_DRAWN = 1e-100
+
 
 class Carried(NamedTuple):
     """A draw inside a batch: three tensors with one entry for each example, wherever the batch goes."""
@@ -242,8 +245,11 @@ class Draw:
         lists = {name: _check.numbers(state, name, length=batch_size, path="a draw") for name in names[3:]}
         if not all(type(j) is int and 0 <= j < n for j in state["indices"]):
             raise ValueError(f"a draw of the state has indices outside the data set of {n}")
-        if min(*lists["ratios"], *lists["p_ratios"]) < _check.SMALLEST_NORMAL:
-            raise ValueError("a draw of the state has examples of no probability")
+        ratios = (*lists["ratios"], *lists["p_ratios"])
+        if min(ratios) < _NEVER_DRAWN or max(ratios) > 1 / _NEVER_DRAWN:
+            raise ValueError(
+                f"a draw of the state has ratios from {min(ratios):g} to {max(ratios):g}: nobody draws those"
+            )
         return cls(
             _check.count(state, "number", path="a draw"),
             np.array(state["indices"], np.int64),

@@ -95,6 +95,7 @@ class RandomStream:
 
     def with_state(self, state: State) -> "RandomStream":
         """One that goes on where the state was taken; or an error."""
+        _check.mapping(state, "state")  # before numpy looks into what may be a tensor
         bits = np.random.PCG64()
         try:
             bits.state = dict(state)  # type: ignore[assignment]  # it checks what it is given
