@@ -94,7 +94,7 @@ def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=STE
 
 @case
 def default():
-    return trained(gate=1.02)
+    return trained(gate=1.005)
 
 
 @case
@@ -296,6 +296,7 @@ def noise(folder):
             assert torch.equal(x[:, 0].long(), draw.indices)
             if draw.learned:
                 trained_on.append((len(scored) - 1, x))
+            assert draw.weights.min() > 0
             sampler.update(draw, x[:, 1])
     return {"plain": found, "scored": scored, "trained_on": trained_on}
 
@@ -307,6 +308,7 @@ def measured_cost(folder):
     sampler = adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates())
     for _ in range(60):
         draw = sampler.draw(lambda indices: norms[indices])
+        assert draw.weights.min() > 0
         sampler.update(draw, norms[draw.indices])
     assert sampler.candidates.cost is not None
     return {"cost": sampler.candidates.cost, "looks": sampler.diagnostics().looks, "p": digest(sampler)}
