@@ -9,9 +9,10 @@ import hashlib
 import os
 import pickle
 import sys
+import time
 import warnings
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -379,10 +380,10 @@ def mistakes(folder):
     messages["nan"] = raised(sampler.draw)
     sampler.update(sampler.draw(), torch.ones(len(draw)))
     assert sampler.diagnostics().updates == 1
+    sampler = adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates(cost=1e-9))
+    sampler.update(sampler.draw(), np.arange(len(draw)) + 1.0)
     messages["a look at nan"] = raised(
-        lambda: adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates(cost=1e-9)).draw(
-            lambda indices: torch.full((len(indices),), torch.nan if odd else 1.0)
-        )
+        lambda: sampler.draw(lambda indices: torch.full((len(indices),), torch.nan if odd else 1.0))
     )
     messages["shape"] = raised(lambda: sampler.update(sampler.draw(), torch.ones(len(draw) + 1)))
 
@@ -402,7 +403,7 @@ def mistakes(folder):
         lambda sampler, draws: sampler.rule.observe(np.arange(9), np.arange(9) + 5.0)
     )
     messages["not a group"] = raised(lambda: adambs.BanditSampler(N, B, group="all"))
-    return SimpleNamespace(**{"messages": messages}).__dict__
+    return messages
 
 
 @together
@@ -419,12 +420,16 @@ def groups(folder):
 
 
 def run(folder):
-    results = {}
-    for name, function in CASES.items():
+    """The results of all cases, and the seconds that each took."""
+    cases = dict(CASES)
+    if dist.is_initialized():
+        cases |= {name: partial(function, folder) for name, function in TOGETHER.items()}
+    results, seconds = {}, {}
+    for name, function in cases.items():
+        start = time.perf_counter()
         results[name] = function()
-    for name, function in TOGETHER.items() if dist.is_initialized() else ():
-        results[name] = function(folder)
-    return results
+        seconds[name] = round(time.perf_counter() - start, 2)
+    return {**results, "seconds": seconds}
 
 
 def main():

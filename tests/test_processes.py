@@ -1,0 +1,198 @@
+"""Several processes share one p. Real processes with gloo; the cases are those of ``processes_script.py``."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import processes_script as script
+import pytest
+import torch
+from helpers import same
+
+import adambs
+
+HERE = Path(__file__).parent
+
+
+def torchrun(processes, *arguments, timeout=400):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes]
+    return subprocess.run(
+        [str(a) for a in (*command, *arguments)], check=True, timeout=timeout, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """A folder, and the results of one process."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.save(script.go_on(script.elastic_sampler(), 31)["state"], folder / "one.pt")
+    return folder, script.run(folder)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def many(request, one):
+    """The results of each of 2 or 3 ranks."""
+    folder, _ = one
+    try:
+        torchrun(request.param, HERE / "processes_script.py", folder)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr[-8000:])
+    return [torch.load(folder / f"{request.param}-{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("name", script.CASES)
+def test_several_processes_do_what_one_does(one, many, name):
+    expected = one[1][name]
+    # Carried weights are float32, and so is the net of the case of single precision.
+    tolerance = {"carried": 1e-7, "single": 1e-4}.get(name, 1e-12)
+    for rank in many:
+        found = rank[name]
+        for key in found.keys() & {"parameters", "p"}:
+            torch.testing.assert_close(found[key], expected[key], rtol=0, atol=tolerance)
+        for key in found.keys() - {"parameters", "p", "digests"}:
+            assert same(found[key], expected[key]), key
+        assert found.get("digests") == many[0][name].get("digests")  # p is the same to the bit at every step
+
+
+def test_the_cases_are_what_they_are_called(one):
+    assert 0 < one[1]["default"]["reshuffled"] < 301  # the gate was closed, and open
+    assert one[1]["looking"]["looks"] > 100
+    assert one[1]["looking_and_gated"]["looks"] > 50
+    assert len(one[1]["default"]["digests"]) == len(set(one[1]["default"]["digests"])) == 300
+    p = one[1]["calibrated_without_a_gate"]["p"]
+    assert p.max() > 1.5 * p.min()
+
+
+def test_a_saved_run_goes_on_with_any_number_of_processes(one, many):
+    """1 -> W -> 1: the draws on their way and all later ones are those of a run in one process."""
+    sampler = script.elastic_sampler()
+    sampler.load_state_dict(torch.load(one[0] / "one.pt"))
+    straight = script.go_on(sampler, 44)
+    for rank in many:
+        assert same(rank["elastic"], straight)
+    sampler.load_state_dict(straight["state"])
+    back = script.elastic_sampler()
+    back.load_state_dict(many[-1]["elastic"]["state"])
+    assert same(script.go_on(back, 25), script.go_on(sampler, 25))
+
+
+def test_random_numbers_differ_between_the_parts_of_a_batch(many):
+    for rank in many:
+        assert torch.equal(*rank["noise"]["plain"].values())  # whoever fetches them
+    values = torch.cat([rank["noise"]["plain"][0][:, 1:] for rank in many])
+    assert len(values.unique()) == values.numel()
+
+
+def test_what_one_rank_has_scored_another_trains_on_unchanged(many):
+    looks = len(many[0]["noise"]["scored"])
+    assert looks > 10
+    foreign = 0
+    for k in range(looks):
+        shown = [{tuple(row.tolist()) for row in rank["noise"]["scored"][k]} for rank in many]
+        assert len(set.union(*shown)) == sum(map(len, shown)) == 3 * script.B
+        for rank, own in zip(many, shown, strict=True):
+            place, batch = rank["noise"]["trained_on"][k]
+            assert place == k
+            rows = {tuple(row.tolist()) for row in batch}
+            assert rows <= set.union(*shown)
+            foreign += len(rows - own)
+    assert foreign > looks
+
+
+@pytest.mark.parametrize("name", ["measured_cost", "skipped"])
+def test_all_ranks_end_alike(many, name):
+    assert all(rank[name] == many[0][name] for rank in many)
+
+
+def test_a_group_of_ones_own(many):
+    lengths = [rank["groups"].get("length") for rank in many]
+    assert lengths == [6, 7, None][: len(many)]
+    assert many[0]["groups"]["p"] == many[1]["groups"]["p"]
+    assert all("group must be a" in rank["groups"]["message"] for rank in many[2:])
+
+
+def test_a_part_says_what_it_is(many):
+    size, start = (7, 6) if len(many) == 2 else (4, 4)
+    assert many[1]["parts"]["repr"] == f"Draw(23: {size} of 120, from {start} in a batch of 13)"
+
+
+SAID = {
+    "seed": r"differ in seed: 0 on ranks? 0.*, 1 on rank 1\. Build the sampler with the same arguments",
+    "n": r"differ in n: 120 on ranks? 0.*, 121 on rank 1\.",
+    "batch_size": r"differ in batch_size: 13 on ranks? 0.*, 14 on rank 1\.",
+    "gate": r"differ in gate_threshold: 1.2 on ranks? 0.*, 1.5 on rank 1\.",
+    "rule": r"differ in rule_name: 'Tracking' on ranks? 0.*, 'Exp3' on rank 1\.",
+    "rule_settings": r"differ in rule_settings: .*'step': .* on ranks? 0.*on rank 1\.",
+    "correction": r"differ in correction: 1.0 on ranks? 0.*, 0.5 on rank 1\.",
+    "initial_weights": r"differ in state\['rule'\]: digest \w+ on ranks? 0.*, digest \w+ on rank 1\.",
+    "state": r"differ in the number of the next draw: 0 on ranks? 0.*, 1 on rank 1\. .*load the same state",
+    "the same state": "^nothing$",
+    "too many ranks": r"batch_size is \d and there are \d processes: batch_size counts the examples of all",
+    "nan": r"scores\[\d+\] is nan \(draw 0, example \d+ of the data set\).*draw 0 has taught nothing",
+    "a look at nan": r"scores\[\d+\] is nan \(draw 1, example \d+ of the data set\)",
+    "another draw": r"out of step: after 3 draws on ranks? 0.*, after 4 draws on rank 1\.",
+    "another order": r"out of step: at draw 0 on ranks? 0.*, at draw 1 on rank 1\.",
+    "another correction": r"out of step: with draws of digest \d+ on ranks? 0",
+    "another p": r"out of step: with draws of digest \d+ on ranks? 0",
+    "not a group": r"group must be a torch.distributed.ProcessGroup, False or nothing, not 'all'",
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_all_ranks_are_told_the_same(many, name):
+    messages = {rank["mistakes"][name] for rank in many}
+    assert len(messages) == 1
+    assert re.search(SAID[name], messages.pop())
+
+
+def test_a_wrong_shape_is_told_where_it_is(many):
+    for rank in many:
+        assert "scores must have shape (" in rank["mistakes"]["shape"]
+
+
+# ----------------------------------------------------------------------------------------------
+# Without a group
+# ----------------------------------------------------------------------------------------------
+
+
+def test_processes_without_a_group_are_warned_once(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    sampler = adambs.BanditSampler(20, 4)
+    with pytest.warns(RuntimeWarning, match="WORLD_SIZE is 4 and torch.distributed is not initialised"):
+        sampler.draw()
+    list(sampler)
+    adambs.BanditSampler(20, 4, group=False).draw()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    adambs.BanditSampler(20, 4).draw()
+
+
+def test_it_works_where_torch_has_no_distributed(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    monkeypatch.delattr(torch.distributed, "ProcessGroup")
+    monkeypatch.delattr(torch.distributed, "is_initialized")
+    sampler = adambs.BanditSampler(20, 4)
+    sampler.update(sampler.draw(), np.ones(4))
+    assert sampler.diagnostics().updates == 1
+    with pytest.raises(TypeError, match="group must be"):
+        adambs.BanditSampler(20, 4, group=object())
+
+
+def test_a_part_weighs_as_the_whole():
+    """Any cut into parts: the mean of the parts' means is the mean of the whole, whatever the correction."""
+    rng = np.random.default_rng(0)
+    losses = torch.from_numpy(rng.normal(size=11))
+    for correction in (1.0, 0.5, 0.0):
+        for ratios in (rng.uniform(0.3, 3, 11), np.ones(11)):
+            draw = adambs.Draw(0, rng.integers(0, 50, 11), ratios, 50, correction=correction)
+            for W in (1, 2, 3, 11):
+                cuts = [(r * 11 // W, (r + 1) * 11 // W) for r in range(W)]
+                parts = [draw.part(start, stop, W) for start, stop in cuts]
+                means = [part.mean(losses[a:b]) for part, (a, b) in zip(parts, cuts, strict=True)]
+                torch.testing.assert_close(sum(means) / W, draw.mean(losses))
+                assert torch.equal(torch.cat([part.weights for part in parts]), draw.weights)
+                means = [part.carried().mean(losses[a:b]) for part, (a, b) in zip(parts, cuts, strict=True)]
+                torch.testing.assert_close(sum(means) / W, draw.mean(losses), rtol=1e-6, atol=1e-7)
+                assert all(draw.same_as(part) and draw.same_as(part.alone()) for part in parts)
+                assert not draw.same_as(adambs.Draw(0, draw._indices[:-1], ratios[:-1], 50))
