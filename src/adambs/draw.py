@@ -45,21 +45,18 @@ class Draw:
     """
 
     __slots__ = (
+        "_cut",
         "_even",
         "_indices",
-        "_mean_weight",
         "_p_ratios",
         "_ratios",
-        "_share",
         "_tensors",
         "_weighted",
-        "_whole",
         "correction",
         "learned",
         "n",
         "number",
         "positions",
-        "start",
     )
 
     number: int
@@ -71,8 +68,6 @@ class Draw:
     """Whether the rule has learned from it already: it was chosen among candidates, and they taught it."""
     positions: Indices | None
     """Which of the candidates were chosen, if there were any. Not saved."""
-    start: int
-    """Where this part begins in the draw of all processes; 0 if there is one process."""
 
     def __init__(
         self,
@@ -93,10 +88,7 @@ class Draw:
         self._even: bool | None = None
         self._weighted = False
         self.positions = None
-        self.start = 0
-        self._whole: Draw | None = None
-        self._share: float | None = None  # of a part: what the mean takes in the place of 1 / K
-        self._mean_weight: float | None = None  # of a part: the mean of the whole draw's weights before it
+        self._cut: _Cut | None = None
 
     def part(self, start: int, stop: int, parts: int) -> "Draw":
         """The examples from ``start`` to ``stop``, for one of so many processes that share this draw.
@@ -113,25 +105,28 @@ class Draw:
             p_ratios=self._p_ratios[start:stop],
             learned=self.learned,
         )
-        part.start, part._whole, part._share = start, self, parts / len(self)
-        if self.correction != 1.0:
-            part._mean_weight = float(self._raw_weights().mean())
+        mean_weight = 1.0 if self.correction == 1.0 else float(self._raw_weights().mean())
+        part._cut = _Cut(start, parts / len(self), mean_weight, self)
         if self.positions is not None:
             part.positions = self.positions[start:stop]
         return part
 
     @property
+    def start(self) -> int:
+        """Where this part begins in the draw of all processes; 0 if there is one process."""
+        return 0 if self._cut is None else self._cut.start
+
+    @property
     def whole(self) -> "Draw":
         """The draw of all processes, of which this is a part; this one itself if there is one process."""
-        return self if self._whole is None else self._whole
+        return self if self._cut is None or self._cut.whole is None else self._cut.whole
 
     def alone(self) -> "Draw":
         """The same without the other processes' parts: all that a worker needs, in fewer bytes."""
-        if self._whole is None:
+        if self._cut is None:
             return self
-        copy = _rebuilt(*self._arguments(None))
-        copy.positions = self.positions
-        return copy
+        build, (arguments, options, cut) = self.__reduce__()
+        return build(arguments, options, cut._replace(whole=None))  # type: ignore[no-any-return]
 
     @property
     def indices(self) -> torch.Tensor:
@@ -159,7 +154,7 @@ class Draw:
     def _weights(self) -> Floats:
         weights = self._raw_weights()
         if self.correction != 1.0:
-            weights /= weights.mean() if self._mean_weight is None else self._mean_weight
+            weights /= weights.mean() if self._cut is None else self._cut.mean_weight
         return weights
 
     def _raw_weights(self) -> Floats:
@@ -170,8 +165,8 @@ class Draw:
 
     def _note_weighting(self) -> None:
         self._weighted = True
-        if self._whole is not None:
-            self._whole._weighted = True
+        if self._cut is not None:
+            self.whole._weighted = True
 
     @property
     def even(self) -> bool:
@@ -197,15 +192,15 @@ class Draw:
         self._note_weighting()
         losses = losses.float() if losses.dtype in _HALF else losses
         if self.even:
-            return losses.mean() if self._share is None else losses.sum() * self._share
+            return losses.mean() if self._cut is None else losses.sum() * self._cut.share
         return torch.dot(losses, self._shares(losses))
 
     def _shares(self, like: torch.Tensor) -> torch.Tensor:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
         key = like.dtype, like.device
         if key not in self._tensors:
-            if self._share is not None:
-                tensor = torch.from_numpy(self._weights() * self._share).to(like.dtype)
+            if self._cut is not None:
+                tensor = torch.from_numpy(self._weights() * self._cut.share).to(like.dtype)
             elif like.dtype == torch.float32 and self.correction == 1.0:
                 tensor = torch.from_numpy(_shares_of_inverses(self._ratios))
             else:
@@ -218,8 +213,8 @@ class Draw:
     def carried(self) -> Carried:
         """The draw as tensors that travel in a batch."""
         weights = self._weights()
-        if self._share is not None:
-            weights *= self._share * len(self)  # one, unless the parts are unequal
+        if self._cut is not None:
+            weights *= self._cut.share * len(self)  # one, unless the parts are unequal
         return Carried(
             torch.full((len(self),), self.number, dtype=torch.int64),
             torch.from_numpy(self._indices.copy()),
@@ -228,8 +223,8 @@ class Draw:
 
     def to_list(self) -> list[Any]:
         """The whole draw as plain numbers, for a checkpoint. A list, which no checkpoint takes apart."""
-        if self._whole is not None:
-            return self._whole.to_list()
+        if self.whole is not self:
+            return self.whole.to_list()
         arrays = (self._indices, self._ratios, self._p_ratios)
         return [self.number, self.correction, self.learned, *(array.tolist() for array in arrays)]
 
@@ -262,9 +257,9 @@ class Draw:
 
     def same_as(self, other: "Draw") -> bool:
         """Whether ``other`` is this draw, a part of it, or a copy of either."""
-        if self is other or self is other._whole:
+        if self is other or self is other.whole:
             return True
-        there = slice(other.start, None if other._share is None else other.start + len(other))
+        there = slice(other.start, None if other._cut is None else other.start + len(other))
         return (
             self.number == other.number
             and np.array_equal(self._indices[there], other._indices)
@@ -275,18 +270,14 @@ class Draw:
         return len(self._indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, self._arguments(self._whole)
-
-    def _arguments(self, whole: "Draw | None") -> tuple[Any, ...]:
-        """All that a copy is made from."""
-        return (
+        return _rebuilt, (
             (self.number, self._indices, self._ratios, self.n),
             {"correction": self.correction, "p_ratios": self._p_ratios, "learned": self.learned},
-            None if self._share is None else (self.start, self._share, self._mean_weight, whole),
+            self._cut,
         )
 
     def __repr__(self) -> str:
-        of_whole = "" if self._whole is None else f", from {self.start} in a batch of {len(self._whole)}"
+        of_whole = "" if self.whole is self else f", from {self.start} in a batch of {len(self.whole)}"
         return f"Draw({self.number}: {len(self)} of {self.n}{of_whole})"
 
     # A draw that is taken for a tensor has been unpacked in the wrong place.
@@ -306,12 +297,20 @@ class Draw:
         )
 
 
-def _rebuilt(
-    arguments: tuple[Any, ...], options: dict[str, Any], of_part: tuple[Any, ...] | None = None
-) -> Draw:
+class _Cut(NamedTuple):
+    """How a part was cut from a draw of several processes."""
+
+    start: int
+    share: float
+    """What the mean takes in the place of 1 / K: the number of processes over the size of the whole."""
+    mean_weight: float
+    """Of the whole draw, before its weights are divided by it."""
+    whole: Draw | None
+
+
+def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | None = None) -> Draw:
     draw = Draw(*arguments, **options)
-    if of_part is not None:
-        draw.start, draw._share, draw._mean_weight, draw._whole = of_part
+    draw._cut = cut
     return draw
 
 
