@@ -196,3 +196,14 @@ def test_a_part_weighs_as_the_whole():
                 torch.testing.assert_close(sum(means) / W, draw.mean(losses), rtol=1e-6, atol=1e-7)
                 assert all(draw.same_as(part) and draw.same_as(part.alone()) for part in parts)
                 assert not draw.same_as(adambs.Draw(0, draw._indices[:-1], ratios[:-1], 50))
+
+
+def test_the_example_runs_and_goes_on_with_another_number_of_processes(tmp_path):
+    example, saved = HERE.parent / "examples" / "torchrun.py", tmp_path / "run.pt"
+    lines = torchrun(2, example, "--epochs", 3, "--checkpoint", saved).stdout.splitlines()
+    assert len(lines) == 3
+    assert all("32 of 64 examples here" in line for line in lines)
+    command = [sys.executable, str(example), "--epochs", "5", "--checkpoint", str(saved)]
+    output = subprocess.run(command, check=True, timeout=200, capture_output=True, text=True).stdout
+    assert re.findall(r"epoch +(\d+): (\d+) of 64", output) == [("4", "64"), ("5", "64")]
+    assert float(re.findall(r"test error (\S+),", output)[-1]) < 0.25
