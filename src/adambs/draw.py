@@ -197,7 +197,7 @@ class Draw:
 
     def _shares(self, like: torch.Tensor) -> torch.Tensor:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
-        key = like.dtype, like.device
+        key = like.dtype if like.is_cpu else (like.dtype, like.device)
         if key not in self._tensors:
             if self._cut is not None:
                 tensor = torch.from_numpy(self._weights() * self._cut.share).to(like.dtype)
@@ -205,9 +205,10 @@ class Draw:
                 tensor = torch.from_numpy(_shares_of_inverses(self._ratios))
             else:
                 tensor = torch.from_numpy(self._weights() / len(self)).to(like.dtype)
-            # Apple's devices read memory that is freed too soon (pytorch issue 189690): there the copy waits.
-            late = like.device.type != "mps"
-            self._tensors[key] = tensor if like.is_cpu else tensor.to(like.device, non_blocking=late)
+            if not like.is_cpu:
+                # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
+                tensor = tensor.to(like.device, non_blocking=like.device.type != "mps")
+            self._tensors[key] = tensor
         return self._tensors[key]
 
     def carried(self) -> Carried:
