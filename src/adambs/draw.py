@@ -26,8 +26,7 @@ class Carried(NamedTuple):
     indices: torch.Tensor
     """Which examples of the data set."""
     weights: torch.Tensor
-    """1/(n p) as float32. In one of several unequal parts of a batch also times what makes the mean over this
-    part and then over the processes the mean over the batch."""
+    """1/(n p) as float32; in unequal parts of a batch scaled so that the mean of means is the batch's."""
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`."""
@@ -93,8 +92,7 @@ class Draw:
     def part(self, start: int, stop: int, parts: int) -> "Draw":
         """The examples from ``start`` to ``stop``, for one of so many processes that share this draw.
 
-        The mean over all processes of the parts' :meth:`mean` is that of this draw, and the weights are the
-        ones that this draw has for them.
+        The mean over the processes of their :meth:`mean` is that of this draw; weights are as they are here.
         """
         part = Draw(
             self.number,
