@@ -24,7 +24,7 @@ from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, 
 from adambs.sampler import BanditSampler
 from adambs.trees import SumTree
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "VRB",
