@@ -354,7 +354,6 @@ DAMAGES = {
     "infinite cost": put("candidates", "cost", math.inf),
     "negative cost": put("candidates", "cost", -0.1),
     "denormal cost": put("candidates", "cost", 1e-310),
-    "too many draws seen": put("candidates", "draws", 21),
     "nan seconds": put("candidates", "step_seconds", [math.nan]),
     "too many seconds": put("candidates", "look_seconds", [1.0] * 6),
     "seconds is a tensor": put("candidates", "look_seconds", torch.ones(2)),
