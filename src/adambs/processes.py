@@ -33,8 +33,7 @@ class Gathering:
     """Numbers of all processes that are on their way here."""
 
     def __init__(self, group: "Group", K: int, ours: torch.Tensor) -> None:
-        parts = (group.part(K, rank) for rank in range(group.size))
-        self._sizes = [stop - start for start, stop in parts]
+        self._sizes = group.sizes(K)
         self._ours = ours  # must live until it was sent
         self._all = ours.new_empty(group.size * len(ours))
         self._work = _all_gather(self._all, ours, group=group.handle, async_op=True)
@@ -66,6 +65,7 @@ class Group:
             raise ValueError("group does not have this process in it: give the one that it belongs to")
         config = str(dist.get_backend_config(handle))  # such as cpu:gloo,cuda:nccl
         self._backends = dict(entry.split(":", 1) for entry in config.split(",") if ":" in entry)
+        self._sizes: dict[int, list[int]] = {}
         self.digest = 0
         """Of all draws since the processes have last agreed."""
 
@@ -73,6 +73,13 @@ class Group:
         """Where the part of a rank, this one's if none is given, begins and ends among K."""
         rank = self.rank if rank is None else rank
         return rank * K // self.size, (rank + 1) * K // self.size
+
+    def sizes(self, K: int) -> list[int]:
+        """How many of K each rank has."""
+        if K not in self._sizes:
+            parts = (self.part(K, rank) for rank in range(self.size))
+            self._sizes[K] = [stop - start for start, stop in parts]
+        return self._sizes[K]
 
     def gather(
         self,
@@ -96,25 +103,26 @@ class Group:
         """
         start, stop = self.part(K)
         length = _HEADER - (-K // self.size)  # all send as many as the largest part has
-        device = self._device(values)
-        if device.type == "cpu":
-            numbers = torch.from_numpy(_check.vector("scores", values, stop - start, finite=False))
+        device, here = self._device(values), slice(_HEADER, _HEADER + stop - start)
+        on_device = device.type != "cpu" and isinstance(values, torch.Tensor) and not values.is_cpu
+        numbers = np.zeros(length)
+        numbers[0], numbers[2], numbers[3] = _KINDS.index(kind), draws, self.digest
+        numbers[1] = 0 if isinstance(number, torch.Tensor) else number
+        if not on_device:
+            numbers[here] = _check.vector("scores", values, stop - start, finite=False)
         elif values.shape != (stop - start,):
             raise ValueError(
                 f"scores must have shape ({stop - start},), one number an example, not {tuple(values.shape)}"
             )
-        else:
-            numbers = values.detach()
-        ours = torch.zeros(length, dtype=torch.float64)
-        ours[0], ours[2], ours[3] = _KINDS.index(kind), draws, self.digest
-        ours[1] = 0 if isinstance(number, torch.Tensor) else number
+        ours = torch.from_numpy(numbers)
         if device.type != "cpu":
             ours = ours.to(device, non_blocking=True)
+        if on_device:
+            ours[here] = values.detach()
         if isinstance(number, torch.Tensor):
             ours[1:2] = number.reshape(-1)[:1]
         if skipped is not None:
             ours[4:5] = skipped.detach().reshape(-1)[:1]
-        ours[_HEADER : _HEADER + stop - start] = numbers
         return Gathering(self, K, ours)
 
     def first(self, value: float) -> float:
