@@ -75,7 +75,7 @@ FASHION = Workload(
 )
 
 # workload -> rounds, and steps of each candidate in a round. The first two rounds are not counted.
-ROUNDS = {SMALL: (100, 30), MLP: (100, 15), FASHION: (40, 5)}
+ROUNDS = {SMALL: (100, 30), MLP: (100, 15), FASHION: (30, 5)}
 
 
 def measure_all(*, quick: bool) -> list[dict[str, Any]]:
