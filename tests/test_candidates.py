@@ -10,8 +10,6 @@ from helpers import same, saved_and_loaded, taught
 import adambs
 from adambs.candidates import _LOOKS, _STEPS
 
-pytestmark = pytest.mark.filterwarnings("ignore:batches were drawn with unequal p")  # nobody trains here
-
 
 def always():
     """Looking that always pays."""

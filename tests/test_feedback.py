@@ -13,8 +13,6 @@ from helpers import same, saved_and_loaded, small_data, small_net, taught
 
 import adambs
 
-pytestmark = pytest.mark.filterwarnings("ignore:batches were drawn with unequal p")  # most train nothing
-
 
 def made(**options):
     return adambs.BanditSampler(50, 5, **{"rule": adambs.Tracking(), "seed": 3, **options})

@@ -8,8 +8,6 @@ from helpers import same, saved_and_loaded
 import adambs
 from adambs.proposals import Passes
 
-pytestmark = pytest.mark.filterwarnings("ignore:batches were drawn with unequal p")  # nobody trains here
-
 
 def heavy(n, seed=0):
     """Scores of which p can make much."""

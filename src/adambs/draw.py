@@ -136,6 +136,7 @@ class Draw:
     @property
     def probabilities(self) -> torch.Tensor:
         """p_j of each drawn example: float64, shape (K,)."""
+        self._weighted = True  # by whoever asks
         return torch.from_numpy(self._p_ratios / self.n)
 
     @property

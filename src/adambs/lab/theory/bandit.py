@@ -126,7 +126,7 @@ def play(adversary: Adversary, setting: Setting, T: int, seed: int) -> Regret:
         paid += n * float((squared / ratios).sum())
         squares += squared
         draw = sampler.draw()
-        sampler.update(draw, norms[draw.indices.numpy()])
+        sampler.update(draw.number, norms[draw.indices.numpy()])  # nothing is trained, so nothing weighted
     summed = np.sqrt(squares)
     best = bounds.cost(summed, bounds.water_filling(summed, setting.c / n))
     return Regret(paid, best, n * float(squares.sum()))

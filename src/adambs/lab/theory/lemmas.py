@@ -132,7 +132,7 @@ def learned_cost(norms: Floats, rule: Rule, T: int, seed: int) -> float:
     sampler = BanditSampler(len(norms), min(K, len(norms)), rule=rule, seed=seed)
     for _ in range(0 if isinstance(rule, Uniform) else T):
         draw = sampler.draw()
-        sampler.update(draw, norms[draw.indices.numpy()])
+        sampler.update(draw.number, norms[draw.indices.numpy()])  # nothing is trained, so nothing weighted
     return bounds.cost(norms, sampler.probabilities().numpy())
 
 
