@@ -19,6 +19,8 @@ from adambs._jit import kernel
 # The smallest float of full precision. Dividing by less may overflow.
 SMALLEST_NORMAL = sys.float_info.min
 
+_PLAIN = (torch.float32, torch.float64)
+
 _DTYPES = {
     "float64": (torch.float64, "numbers (float64)"),
     "int64": (torch.int64, "whole numbers (int64)"),
@@ -101,7 +103,9 @@ def vector(name: str, values: Any, length: int, *, finite: bool = True) -> NDArr
 
     Finite and not negative, unless ``finite`` is False: then that is the caller's to check. O(length).
     """
-    if isinstance(values, torch.Tensor):
+    if type(values) is torch.Tensor and values.is_cpu and values.dtype in _PLAIN and not values.requires_grad:
+        values = values.numpy()  # what the scores are like, without a look at all that they might be
+    elif isinstance(values, torch.Tensor):
         if values.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values: give a real tensor")
         if values.dtype.is_complex:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from adambs import _check
-from adambs._jit import kernel
 from adambs._types import Floats, Indices, State
 from adambs.draw import Draw
+from adambs.gate import moments_as_drawn
 from adambs.proposals import RandomStream
 
 # The cost of a look is the median of the first looks over that of the last steps. No look is made to
@@ -114,7 +114,10 @@ class Candidates:
 
     def scattered(self, ratios: Floats, scores: Floats) -> None:
         """Learn from the scores of examples that were drawn from p, not chosen after a look."""
-        squares, mean = _scatter(ratios, scores)
+        self.mix(*moments_as_drawn(ratios, scores)[2:])
+
+    def mix(self, squares: float, mean: float) -> None:
+        """Learn from the means of a^2 and of a over a batch, with a = s / r."""
         decay = _DECAY if self._sum > 0 else 0.0
         self._squares = decay * self._squares + (1 - decay) * squares
         self._sum = decay * self._sum + (1 - decay) * mean
@@ -164,15 +167,3 @@ def choose(
     sums = g.cumsum()
     positions = np.searchsorted(sums, random.stratified(K) * sums[-1], side="right").clip(max=B - 1)
     return positions, ratios[positions] * (B * g[positions])
-
-
-@kernel
-def _scatter(ratios: Floats, scores: Floats) -> tuple[float, float]:
-    """Mean of a^2 and of a, with a = s / r."""
-    squares = 0.0
-    total = 0.0
-    for k in range(len(scores)):
-        a = min(scores[k] / ratios[k], 1e100)  # squares stay finite
-        squares += a * a
-        total += a
-    return squares / len(scores), total / len(scores)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adambs import _check
-from adambs._types import Floats, State
+from adambs._types import State
 from adambs.candidates import Candidates
 from adambs.gate import SecondMoments
 from adambs.rules.base import Rule
@@ -48,11 +48,6 @@ class Counters:
     def __init__(self) -> None:
         self.draws = self.updates = self.scores = self.clipped = self.looks = self.reshuffled = 0
         self.trained = SecondMoments()
-
-    def update(self, ratios: Floats, scores: Floats) -> None:
-        """A batch that was trained on has come back."""
-        self.updates += 1
-        self.trained.blend(ratios, ratios, scores)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and the moments."""

@@ -28,7 +28,10 @@ class SecondMoments:
 
     def blend(self, drawn: Floats, ratios: Floats, scores: Floats) -> None:
         """Learn from scores of examples that were drawn with ``drawn``, when p is ``ratios``. O(K)."""
-        uniform, ours = _second_moments(drawn, ratios, scores)
+        self.mix(*_second_moments(drawn, ratios, scores))
+
+    def mix(self, uniform: float, ours: float) -> None:
+        """Learn from the two means of a batch."""
         self.uniform = _DECAY * self.uniform + (1.0 - _DECAY) * uniform
         self.ours = _DECAY * self.ours + (1.0 - _DECAY) * ours
 
@@ -77,6 +80,26 @@ class Gate:
 
     def __repr__(self) -> str:
         return f"Gate({self.threshold}, {'open' if self.open else 'closed'})"
+
+
+@kernel
+def moments_as_drawn(ratios: Floats, scores: Floats) -> tuple[float, float, float, float]:
+    """Of examples drawn with r = ``ratios``: the means of s^2 / r and s^2 / r^2, of a^2 and a, with a = s / r.
+
+    The first two are the second moments under uniform sampling and as drawn, the others how the scores
+    scatter around p. All in one call, because each batch that comes back needs them.
+    """
+    uniform, ours, squares, total = 0.0, 0.0, 0.0, 0.0
+    for k in range(scores.shape[0]):
+        s, r = scores[k], ratios[k]
+        a = min(s / r, 1e100)  # squares, and their sums, stay finite
+        squares += a * a
+        total += a
+        s = min(s, 1e100)
+        uniform += min(s * s / r, 1e250)
+        ours += min(s * s / (r * r), 1e250)
+    K = scores.shape[0]
+    return uniform / K, ours / K, squares / K, total / K
 
 
 @kernel

@@ -16,7 +16,7 @@ from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
 from adambs.epochs import Epochs, InEpochs
 from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report, checked
-from adambs.gate import Gate
+from adambs.gate import Gate, moments_as_drawn
 from adambs.mistakes import Mistakes
 from adambs.processes import Processes, fingerprint
 from adambs.proposals import Passes, RandomStream, Sources
@@ -231,13 +231,16 @@ class BanditSampler(MadeOfParts, InEpochs):
                 self._learn(*arrived)
 
     def _learn_what_is_late(self) -> None:
-        for arrived in self.feedback.collect(self.awaited):
-            self._learn(*arrived)
+        if len(self.feedback):
+            for arrived in self.feedback.collect(self.awaited):
+                self._learn(*arrived)
 
     def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
-        self.counters.update(draw._ratios, scores)
+        moments = moments_as_drawn(draw._ratios, scores)
+        self.counters.updates += 1
+        self.counters.trained.mix(*moments[:2])
         if not draw.learned:
-            self.candidates.scattered(draw._ratios, scores)
+            self.candidates.mix(*moments[2:])
             self._teach(draw, scores)
         self.mistakes.feedback(draw, scores, by_number=by_number)
         for observer in self.observers:
@@ -343,7 +346,5 @@ class BanditSampler(MadeOfParts, InEpochs):
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
-        return (
-            f"BanditSampler(n={self.n}, batch_size={self.batch_size}, rule={self.rule!r}, "
-            f"seed={self.seed}, stratified={self.stratified})"
-        )
+        settings = f"rule={self.rule!r}, seed={self.seed}, stratified={self.stratified}"
+        return f"BanditSampler(n={self.n}, batch_size={self.batch_size}, {settings})"
