@@ -84,7 +84,7 @@ class Gate:
 
 @kernel
 def moments_as_drawn(ratios: Floats, scores: Floats) -> tuple[float, float, float, float]:
-    """Of examples drawn with r = ``ratios``: the means of s^2 / r and s^2 / r^2, of a^2 and a, with a = s / r.
+    """Of examples drawn with r = ``ratios``: the means of s^2 / r and s^2 / r^2, of a^2 and a; a = s / r.
 
     The first two are the second moments under uniform sampling and as drawn, the others how the scores
     scatter around p. All in one call, because each batch that comes back needs them.
