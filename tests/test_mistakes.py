@@ -114,12 +114,14 @@ def test_weights_of_one_need_no_weighting():
 
 
 def test_scores_that_are_alike_for_a_reason_are_no_mistake():
-    sampler = adambs.BanditSampler(20, 4)
-    for _ in range(20):
-        sampler.update(sampler.draw(), np.ones(4))
-    one = adambs.BanditSampler(20, 1)
-    for k in range(20):
-        one.update(one.draw(), [float(k)])
+    """Always the same ones, and batches of one example."""
+    sampler, one = adambs.BanditSampler(20, 4), adambs.BanditSampler(20, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(20):
+            sampler.update(sampler.draw().number, np.ones(4))
+            one.update(one.draw().number, [float(k)])
+    assert not caught
 
 
 def test_most_scores_above_the_bound_of_the_rule_are_told_once():
