@@ -67,7 +67,7 @@ def test_the_variance_of_a_batch_falls_by_the_gain(shape, m):
     values = sizes * rng.choice([-1, 1], n)
     looking = adambs.Candidates(m, cost=1e-9)
     sampler = adambs.BanditSampler(n, K, rule=adambs.Uniform(), candidates=looking, seed=2)
-    sampler.candidates.scattered(np.ones(n), sizes)
+    sampler.candidates.scatter.add(np.ones(n), sizes)
     plain, looked = (
         np.var([(d.weights.numpy() * values[d.indices]).mean() for d in draws])
         for draws in (

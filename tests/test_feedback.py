@@ -127,9 +127,9 @@ def test_late_feedback_is_learned_at_the_next_draw_and_gives_the_same_p():
         given.zero_()  # the sampler has its own copy
         now.update(b, scores)
         assert late.counters.updates == now.counters.updates - 1
-        assert len(late.feedback) == 1
+        assert len(late.feedback.late) == 1
     assert same(late.state_dict(), now.state_dict())
-    assert len(late.feedback) == 0
+    assert len(late.feedback.late) == 0
 
 
 @pytest.mark.parametrize("read", ["probabilities", "diagnostics", "state_dict", "pickle", "copy"])

@@ -127,7 +127,7 @@ def test_it_closes_again_when_p_becomes_wrong():
 def looking_sampler():
     """The sampler looks whenever it may: scores have been seen to scatter."""
     sampler = adambs.BanditSampler(90, 10, candidates=adambs.Candidates(3, cost=1e-9), seed=0)
-    sampler.candidates.scattered(np.ones(10), np.arange(1.0, 11))
+    sampler.candidates.scatter.add(np.ones(10), np.arange(1.0, 11))
     return sampler
 
 

@@ -116,7 +116,8 @@ def test_a_hundred_million_examples_are_drawn_one_by_one():
     sizes[[0, 7, 30, 60, 89, 90]] = [1, 40_000_000, 3, 9_999_999, 1, n - 50_000_004]
     bounds = np.concatenate([[0], sizes.cumsum()])
     means, draws = np.ones(91), np.zeros(91)
-    ratios, sums = calibrated._settled(bounds, means, draws, 5.0, 0.05)
+    ratios, sums = np.empty_like(means), np.empty_like(means)
+    calibrated._settle(ratios, sums, bounds, means, draws, 5.0, 0.05)
     assert sums[-1] == pytest.approx(n, rel=1e-12)
     exact = [Fraction(float(r)) for r in ratios]
     total = sum(int(size) * r for size, r in zip(sizes, exact, strict=True))
@@ -127,7 +128,8 @@ def test_a_hundred_million_examples_are_drawn_one_by_one():
                 u.append(float((before + (int(member) + part) * exact[g]) / total))
                 expected.append(bounds[g] + member)
         before += int(sizes[g]) * exact[g]
-    indices, drawn = calibrated._draw(np.zeros(n, np.int32), bounds, sums, ratios, np.array(u))
+    indices, drawn = np.empty(len(u), np.int64), np.empty(len(u))
+    calibrated._draw(np.zeros(n, np.int32), bounds, sums, ratios, np.array(u), indices, drawn)
     np.testing.assert_array_equal(indices, expected)
     assert ratios.min() < 0.06 < 1 < ratios.max()
     assert set(drawn) == set(ratios[sizes > 0])

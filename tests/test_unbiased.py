@@ -134,15 +134,15 @@ def test_every_rule_behind_a_gate(rule, K):
 class LeavesHalfWay(Sources):
     """Broken: a pass is left whenever p pays."""
 
-    def _pass_is_due(self):
+    def pass_is_due(self):
         return not self.gate.decide()
 
 
 class LeavesPasses(adambs.BanditSampler):
     """Broken: its gate decides in the middle of a pass."""
 
-    def _sources(self):
-        return LeavesHalfWay(*super()._sources())
+    def _connect(self):
+        self._sources = LeavesHalfWay(self.rule, self.random, self.passes, self.gate, self.stratified)
 
 
 @both

@@ -98,14 +98,29 @@ def _real(name: str, value: Any) -> float:
         raise TypeError(f"{name} must be a number, not {value!r} ({type(value).__name__})") from None
 
 
-def vector(name: str, values: Any, length: int, *, finite: bool = True) -> NDArray[np.float64]:
+def vector(name: str, values: Any, length: int) -> NDArray[np.float64]:
     """``values`` (a tensor on any real device, an array, a list) as ``length`` new float64 on the CPU.
 
-    Finite and not negative, unless ``finite`` is False: then that is the caller's to check. O(length).
+    Finite and not negative, or an error. O(length).
     """
-    if type(values) is torch.Tensor and values.is_cpu and values.dtype in _PLAIN and not values.requires_grad:
-        values = values.numpy()  # what the scores are like, without a look at all that they might be
-    elif isinstance(values, torch.Tensor):
+    array, bad = copied_vector(name, values, length)
+    if bad >= 0:
+        raise ValueError(f"{name}[{bad}] is {array[bad]}: every entry must be finite and not negative")
+    return array
+
+
+def copied_vector(name: str, values: Any, length: int) -> tuple[NDArray[np.float64], int]:
+    """As :func:`vector`, and the first position of an entry that is not finite or is negative, or -1."""
+    if isinstance(values, torch.Tensor):
+        if (
+            type(values) is torch.Tensor
+            and values.is_cpu
+            and values.dtype in _PLAIN
+            and values.shape == (length,)
+            and values.is_contiguous()
+        ):  # what scores are like, without a look at all that they might be
+            copy = np.empty(length)
+            return copy, _copy(values.numpy(force=True), copy)
         if values.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values: give a real tensor")
         if values.dtype.is_complex:
@@ -119,11 +134,8 @@ def vector(name: str, values: Any, length: int, *, finite: bool = True) -> NDArr
         raise TypeError(f"{name} must be {length} numbers, not {values!r}")
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), one number an example, not {array.shape}")
-    array = array.astype(np.float64)
-    bad = first_bad(array) if finite else -1
-    if bad >= 0:
-        raise ValueError(f"{name}[{bad}] is {array[bad]}: every entry must be finite and not negative")
-    return array
+    copy = np.empty(length)
+    return copy, _copy(array.astype(np.float64), copy)
 
 
 def positive_somewhere(name: str, values: Any, length: int) -> NDArray[np.float64]:
@@ -147,12 +159,14 @@ def indices(name: str, values: Any, n: int) -> NDArray[np.int64]:
 
 
 @kernel
-def first_bad(array: NDArray[np.float64]) -> int:
-    """The first position of an entry that is not finite or is negative; -1 if there is none."""
+def _copy(array: NDArray[Any], copy: NDArray[np.float64]) -> int:
+    """Fill ``copy``; the first position of an entry that is not finite or is negative, or -1."""
+    bad = -1
     for k in range(array.shape[0]):
-        if not (0.0 <= array[k] < np.inf):
-            return k
-    return -1
+        copy[k] = array[k]
+        if bad < 0 and not (0.0 <= copy[k] < np.inf):
+            bad = k
+    return bad
 
 
 # ------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Candidates: score more examples than are trained on, and train on the best choice among them."""
 
-import math
 import statistics
 import time
 from collections import deque
@@ -13,15 +12,12 @@ import torch
 from adambs import _check
 from adambs._types import Floats, Indices, State
 from adambs.draw import Draw
-from adambs.gate import moments_as_drawn
+from adambs.moments import Scatter
 from adambs.proposals import RandomStream
 
 # The cost of a look is the median of the first looks over that of the last steps. No look is made to
 # measure it before one could pay if scoring K examples took a tenth of a step.
 _LOOKS, _STEPS, _CHEAP = 5, 20, 0.1
-
-# Memory of the running estimate of how much scores scatter: about the last hundred draws.
-_DECAY = 0.99
 
 # Share of the uniform distribution in the choice among candidates: no weight grows by more than 1/this.
 _UNIFORM_CHOICE = 0.1
@@ -63,7 +59,7 @@ class Candidates:
         self.multiple = _check.whole("multiple", multiple, least=2)
         self._given = cost is not None
         self._cost = None if cost is None else _check.positive("cost", cost)
-        self._squares = self._sum = 0.0
+        self.scatter = Scatter()
         self._look_seconds: list[float] = []
         self._step_seconds: deque[float] = deque(maxlen=_STEPS)
         self._left_at: float | None = None
@@ -86,7 +82,7 @@ class Candidates:
     @property
     def tau(self) -> float:
         """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
-        return max(math.sqrt(self._squares) / self._sum, 1.0) if self._sum > 0 else 1.0
+        return self.scatter.tau
 
     def pays(self) -> bool:
         """Whether to look this time."""
@@ -112,16 +108,6 @@ class Candidates:
         if self._cost is None:
             self._left_at = time.perf_counter()
 
-    def scattered(self, ratios: Floats, scores: Floats) -> None:
-        """Learn from the scores of examples that were drawn from p, not chosen after a look."""
-        self.mix(*moments_as_drawn(ratios, scores)[2:])
-
-    def mix(self, squares: float, mean: float) -> None:
-        """Learn from the means of a^2 and of a over a batch, with a = s / r."""
-        decay = _DECAY if self._sum > 0 else 0.0
-        self._squares = decay * self._squares + (1 - decay) * squares
-        self._sum = decay * self._sum + (1 - decay) * mean
-
     def settings(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
         return {"multiple": self.multiple}
@@ -130,8 +116,7 @@ class Candidates:
         """The cost, or what is known of it, and the scatter."""
         return {
             "cost": self._cost,
-            "squares": self._squares,
-            "sum": self._sum,
+            **self.scatter.state_dict(),
             "look_seconds": list(self._look_seconds),
             "step_seconds": list(self._step_seconds),
         }
@@ -141,7 +126,7 @@ class Candidates:
         saved = None if _check.entry(state, "cost") is None else _check.number(state, "cost", 1e-300)
         new = Candidates(self.multiple, self._cost if self._given else saved)
         new._given = self._given
-        new._squares, new._sum = _check.number(state, "squares"), _check.number(state, "sum")
+        new.scatter = self.scatter.with_state(state)
         new._look_seconds = _check.numbers(state, "look_seconds", most=_LOOKS)
         new._step_seconds.extend(_check.numbers(state, "step_seconds", most=_STEPS))
         return new

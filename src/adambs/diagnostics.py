@@ -7,7 +7,7 @@ from typing import Any
 from adambs import _check
 from adambs._types import State
 from adambs.candidates import Candidates
-from adambs.gate import SecondMoments
+from adambs.moments import SecondMoments
 from adambs.rules.base import Rule
 
 _NAMES = ("draws", "updates", "scores", "clipped", "looks", "reshuffled")

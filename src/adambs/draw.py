@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs._types import Floats, Indices
+from adambs._types import FLOAT32, INT64, Floats, Indices
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
@@ -46,10 +46,12 @@ class Draw:
     __slots__ = (
         "_cut",
         "_even",
+        "_index_tensor",
         "_indices",
+        "_moved_shares",
         "_p_ratios",
         "_ratios",
-        "_tensors",
+        "_share_tensor",
         "_weighted",
         "correction",
         "learned",
@@ -74,7 +76,6 @@ class Draw:
         indices: Indices,
         ratios: Floats,
         n: int,
-        *,
         correction: float = 1.0,
         p_ratios: Floats | None = None,
         learned: bool = False,
@@ -83,9 +84,10 @@ class Draw:
         self._indices = indices
         self._ratios = ratios  # 1 / (weight of an unbiased estimate); n p_j unless chosen among candidates
         self._p_ratios = ratios if p_ratios is None else p_ratios  # n p_j
-        self._tensors: dict[Any, torch.Tensor] = {}
-        self._even: bool | None = None
-        self._weighted = False
+        self._index_tensor: torch.Tensor | None = None
+        self._share_tensor: torch.Tensor | None = None
+        self._moved_shares: dict[Any, torch.Tensor] | None = None
+        self._even = self._weighted = False
         self.positions = None
         self._cut: _Cut | None = None
 
@@ -129,9 +131,15 @@ class Draw:
     @property
     def indices(self) -> torch.Tensor:
         """Which examples: int64, shape (K,), duplicates possible."""
-        if "indices" not in self._tensors:
-            self._tensors["indices"] = torch.from_numpy(self._indices.copy())
-        return self._tensors["indices"]
+        if self._index_tensor is None:
+            self._prepare()
+        return self._index_tensor  # type: ignore[return-value]
+
+    def _prepare(self) -> None:
+        """What nearly every step asks for, in one call of compiled code."""
+        indices, shares = np.empty(len(self._indices), INT64), np.empty(len(self._indices), FLOAT32)
+        self._even = _prepare(self._indices, self._ratios, indices, shares)
+        self._index_tensor, self._share_tensor = torch.from_numpy(indices), torch.from_numpy(shares)
 
     @property
     def probabilities(self) -> torch.Tensor:
@@ -147,7 +155,9 @@ class Draw:
         (1/(n p_j))^correction, divided by their mean over the batch (that of all processes); a choice among
         candidates is always corrected in full.
         """
-        self._note_weighting()
+        self._weighted = True
+        if self._cut is not None:
+            self.whole._weighted = True
         return torch.from_numpy(self._weights())
 
     def _weights(self) -> Floats:
@@ -162,16 +172,11 @@ class Draw:
             weights *= self._p_ratios ** (1.0 - self.correction)
         return weights
 
-    def _note_weighting(self) -> None:
-        self._weighted = True
-        if self._cut is not None:
-            self.whole._weighted = True
-
     @property
     def even(self) -> bool:
         """Whether all weights are one."""
-        if self._even is None:
-            self._even = self._ratios.item(0) == 1.0 and _all_one(self._ratios)
+        if self._index_tensor is None:
+            self._prepare()
         return self._even
 
     @property
@@ -187,28 +192,29 @@ class Draw:
         Of a part of a batch of B examples that W processes share: (W/B) sum_k losses[k] / (n p_k), so that
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
-        check_losses(losses, len(self))
-        self._note_weighting()
-        losses = losses.float() if losses.dtype in _HALF else losses
+        check_losses(losses, len(self._indices))
+        self._weighted = True
+        if self._cut is not None:
+            self.whole._weighted = True
+        if losses.dtype in _HALF:
+            losses = losses.float()
         if self.even:
             return losses.mean() if self._cut is None else losses.sum() * self._cut.share
         return torch.dot(losses, self._shares(losses))
 
     def _shares(self, like: torch.Tensor) -> torch.Tensor:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
-        key = like.dtype if like.is_cpu else (like.dtype, like.device)
-        if key not in self._tensors:
-            if self._cut is not None:
-                tensor = torch.from_numpy(self._weights() * self._cut.share).to(like.dtype)
-            elif like.dtype == torch.float32 and self.correction == 1.0:
-                tensor = torch.from_numpy(_shares_of_inverses(self._ratios))
-            else:
-                tensor = torch.from_numpy(self._weights() / len(self)).to(like.dtype)
-            if not like.is_cpu:
-                # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
-                tensor = tensor.to(like.device, non_blocking=like.device.type != "mps")
-            self._tensors[key] = tensor
-        return self._tensors[key]
+        if like.dtype is torch.float32 and like.is_cpu and self._cut is None and self.correction == 1.0:
+            return self._share_tensor  # type: ignore[return-value]  # prepared by `even`
+        if self._moved_shares is None:
+            self._moved_shares = {}
+        key = like.dtype, like.device
+        if key not in self._moved_shares:
+            share = 1 / len(self) if self._cut is None else self._cut.share
+            tensor = torch.from_numpy(self._weights() * share).to(like.dtype)
+            # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
+            self._moved_shares[key] = tensor.to(like.device, non_blocking=like.device.type != "mps")
+        return self._moved_shares[key]
 
     def carried(self) -> Carried:
         """The draw as tensors that travel in a batch."""
@@ -334,17 +340,11 @@ def check_losses(losses: Any, K: int) -> None:
 
 
 @kernel
-def _all_one(ratios: Floats) -> bool:
-    for r in ratios:  # noqa: SIM110  # a kernel has no generators
-        if r != 1.0:
-            return False
-    return True
-
-
-@kernel
-def _shares_of_inverses(ratios: Floats) -> NDArray[np.float32]:
-    """1 / (K r) as float32: the usual weights, in one call instead of three."""
-    shares = np.empty(len(ratios), np.float32)
+def _prepare(indices: Indices, ratios: Floats, copy: Indices, shares: NDArray[np.float32]) -> bool:
+    """Copy the indices, fill in 1 / (K r), the usual weights, and tell whether all r are one."""
+    even = True
     for k in range(len(ratios)):
+        copy[k] = indices[k]
         shares[k] = 1.0 / ratios[k] / len(ratios)
-    return shares
+        even &= ratios[k] == 1.0
+    return even

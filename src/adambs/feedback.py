@@ -37,9 +37,12 @@ class Awaited:
 
     def add(self, draw: Draw) -> None:
         """Wait for this one, too."""
-        self._draws[draw.number] = draw
-        if len(self._draws) > self.most:
-            del self._draws[next(iter(self._draws))]
+        draws = self._draws
+        draws[draw.number] = draw
+        if draw.number >= self.following:
+            self.following = draw.number + 1
+        if len(draws) > self.most:
+            del draws[next(iter(draws))]
 
     def expect(self, ahead: Iterable[Draw]) -> None:
         """Wait for the draws that a loaded state has on their way."""
@@ -50,6 +53,8 @@ class Awaited:
 
     def find(self, draw: Any) -> Draw:
         """The draw that is meant, by itself or by its number; or an error."""
+        if type(draw) is Draw and self._draws.get(draw.number) is draw:
+            return draw
         number = draw.number if isinstance(draw, Draw) else _number(draw)
         found = self._draws.get(number)
         if found is None:
@@ -66,8 +71,10 @@ class Awaited:
         return found
 
     def close(self, draw: Draw) -> None:
-        """It has had its feedback."""
-        self._draws.pop(draw.number, None)
+        """It has had its feedback: one draw teaches once."""
+        if self._draws.get(draw.number) is not draw:
+            self.find(draw)  # a copy of it, or an error
+        del self._draws[draw.number]
 
     def state_dict(self) -> dict[str, Any]:
         """The next number. The draws on their way are the loader's to save; nobody can bring the others."""
@@ -217,7 +224,8 @@ class Feedback:
         if policy not in POLICIES:
             raise ValueError(f"feedback must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
         self._policy = self._own = POLICIES[policy]
-        self._late: deque[Report] = deque()
+        self.late: deque[Report] = deque()
+        """What is on its way."""
 
     def gather(self, group: Group, batch_size: int) -> None:
         """From now on scores are gathered from all processes of the group."""
@@ -230,22 +238,26 @@ class Feedback:
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Check what can be checked now, and start the rest. Changes nothing."""
         report = self._policy.begin(draw, scores, awaited, skipped)
-        report.by_number = draw is not report.draw and getattr(draw, "whole", None) is not report.draw
+        if draw is not report.draw:
+            report.by_number = getattr(draw, "whole", None) is not report.draw
         return report
 
-    def accept(self, report: Report, awaited: Awaited) -> Iterator[Arrived]:
-        """What can be learned now that this report has come."""
-        if report.draw is not None and not (report.scores is None and report.fetch is None):
-            awaited.close(awaited.find(report.draw))  # one draw teaches once
+    def accept(self, report: Report, awaited: Awaited) -> Arrived | None:
+        """What can be learned now: nothing if the report says that a step was skipped, or is on its way."""
+        draw, scores = report.draw, report.scores
+        if draw is not None and scores is not None:
+            awaited.close(draw)
+            return draw, scores, report.by_number
         if report.fetch is not None:
-            self._late.append(report)
-        elif report.draw is not None and report.scores is not None:
-            yield report.draw, report.scores, report.by_number
+            if draw is not None:
+                awaited.close(draw)
+            self.late.append(report)
+        return None
 
     def collect(self, awaited: Awaited) -> Iterator[Arrived]:
         """Wait for what is on its way. Bad scores raise, and have taught nothing."""
-        while self._late:
-            report = self._late.popleft()
+        while self.late:
+            report = self.late.popleft()
             assert report.fetch is not None
             whose, scores = report.fetch()
             draw = report.draw
@@ -260,13 +272,9 @@ class Feedback:
                 raise ValueError(f"{error}. It came late: draw {draw.number} has taught nothing") from None
             yield draw, values, report.by_number
 
-    def __len__(self) -> int:
-        """How many reports are on their way."""
-        return len(self._late)
-
     def drop(self) -> None:
         """Forget what is on its way."""
-        self._late.clear()
+        self.late.clear()
 
 
 def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -290,8 +298,7 @@ def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 def checked(draw: Draw, scores: Any) -> Floats:
     """The scores as float64 on the CPU, finite and not negative; or an error that names the example."""
-    values = _check.vector("scores", scores, len(draw), finite=False)
-    bad = _check.first_bad(values)
+    values, bad = _check.copied_vector("scores", scores, len(draw._indices))
     if bad >= 0:
         raise ValueError(
             f"scores[{bad}] is {values[bad]} (draw {draw.number}, example {draw._indices[bad]} of the data "

@@ -4,44 +4,8 @@ import math
 from typing import Any
 
 from adambs import _check
-from adambs._jit import kernel
 from adambs._types import Floats, State
-
-# Memory of the running estimate: about the last hundred updates.
-_DECAY = 0.99
-
-
-class SecondMoments:
-    """Running second moments of the gradient estimate: under uniform sampling, and under some p.
-
-    They are the means over all examples of s^2 and of s^2 / r, here estimated from examples that were drawn
-    with n times the probability q: (1/K) sum s^2 / q and (1/K) sum s^2 / (q r).
-    """
-
-    def __init__(self, uniform: float = 0.0, ours: float = 0.0) -> None:
-        self.uniform, self.ours = uniform, ours
-
-    @property
-    def reduction(self) -> float:
-        """How many times smaller than under uniform sampling the second moment is; NaN if unknown."""
-        return self.uniform / self.ours if self.ours > 0 else math.nan
-
-    def blend(self, drawn: Floats, ratios: Floats, scores: Floats) -> None:
-        """Learn from scores of examples that were drawn with ``drawn``, when p is ``ratios``. O(K)."""
-        self.mix(*_second_moments(drawn, ratios, scores))
-
-    def mix(self, uniform: float, ours: float) -> None:
-        """Learn from the two means of a batch."""
-        self.uniform = _DECAY * self.uniform + (1.0 - _DECAY) * uniform
-        self.ours = _DECAY * self.ours + (1.0 - _DECAY) * ours
-
-    def state_dict(self) -> dict[str, Any]:
-        """Two numbers."""
-        return {"uniform": self.uniform, "ours": self.ours}
-
-    def with_state(self, state: State) -> "SecondMoments":
-        """One like this, in a state from :meth:`state_dict`; or an error."""
-        return SecondMoments(_check.number(state, "uniform"), _check.number(state, "ours"))
+from adambs.moments import SecondMoments, second_moments
 
 
 class Gate:
@@ -64,8 +28,13 @@ class Gate:
         """Whether to draw from p now."""
         if self.threshold > 0:
             bar = min(self.threshold, math.sqrt(self.threshold)) if self.open else self.threshold
-            self.open = self.moments.uniform > bar * self.moments.ours
+            uniform, ours = self.moments.means
+            self.open = uniform > bar * ours
         return self.open
+
+    def learn(self, drawn: Floats, ratios: Floats, scores: Floats) -> None:
+        """From scores of examples that were drawn with ``drawn``, when p is ``ratios``. O(K)."""
+        self.moments.mix(*second_moments(drawn, ratios, scores))
 
     def state_dict(self) -> dict[str, Any]:
         """The moments, and whether it is open."""
@@ -80,34 +49,3 @@ class Gate:
 
     def __repr__(self) -> str:
         return f"Gate({self.threshold}, {'open' if self.open else 'closed'})"
-
-
-@kernel
-def moments_as_drawn(ratios: Floats, scores: Floats) -> tuple[float, float, float, float]:
-    """Of examples drawn with r = ``ratios``: the means of s^2 / r and s^2 / r^2, of a^2 and a; a = s / r.
-
-    The first two are the second moments under uniform sampling and as drawn, the others how the scores
-    scatter around p. All in one call, because each batch that comes back needs them.
-    """
-    uniform, ours, squares, total = 0.0, 0.0, 0.0, 0.0
-    for k in range(scores.shape[0]):
-        s, r = scores[k], ratios[k]
-        a = min(s / r, 1e100)  # squares, and their sums, stay finite
-        squares += a * a
-        total += a
-        s = min(s, 1e100)
-        uniform += min(s * s / r, 1e250)
-        ours += min(s * s / (r * r), 1e250)
-    K = scores.shape[0]
-    return uniform / K, ours / K, squares / K, total / K
-
-
-@kernel
-def _second_moments(drawn: Floats, ratios: Floats, scores: Floats) -> tuple[float, float]:
-    uniform = 0.0
-    ours = 0.0
-    for k in range(scores.shape[0]):
-        s = min(scores[k], 1e100)  # squares, and their sums, stay finite
-        uniform += min(s * s / drawn[k], 1e250)
-        ours += min(s * s / (drawn[k] * ratios[k]), 1e250)
-    return uniform / scores.shape[0], ours / scores.shape[0]

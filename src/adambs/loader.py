@@ -171,7 +171,7 @@ class BanditLoader:
                 yield batch if self.carry else (with_a_way_out(batch), draw)
             self.sampler.mistakes.epoch_over(
                 epoch.delivered - delivered,
-                self.sampler.counters.updates - updates + len(self.sampler.feedback),
+                self.sampler.counters.updates - updates + len(self.sampler.feedback.late),
             )
         finally:
             epoch.leave()

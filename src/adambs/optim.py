@@ -50,7 +50,7 @@ class BanditOptimizer(torch.optim.Optimizer):
         Bad scores raise before anything has changed; late feedback raises at the next draw. A step that a
         ``GradScaler`` skips because of infinite gradients leaves the distribution alone too.
         """
-        base_step = _without_hooks(super().step)
+        base_step = _base_step(type(self))  # type: ignore[arg-type]  # classes are hashable
         if callable(draw) and not isinstance(draw, torch.Tensor):
             draw, closure = None, draw
         if draw is None:
@@ -62,29 +62,28 @@ class BanditOptimizer(torch.optim.Optimizer):
                 "step was given a draw and no scores: step(draw, scores), or step() alone and "
                 "sampler.update(draw, scores)"
             )
-        reports: list[Report] = []
-
-        def check() -> None:
-            if not reports:
-                given = scores() if callable(scores) and not isinstance(scores, torch.Tensor) else scores
-                skipped = getattr(
-                    self, "found_inf", None
-                )  # of a GradScaler that lets a fused step skip itself
-                reports.append(self.sampler.check(draw, given, skipped))
-
         if closure is None:
-            check()
+            report = self._check(draw, scores)
             loss = base_step(self)
         else:
+            reports: list[Report] = []
 
             def evaluate() -> Any:  # an optimizer evaluates its closure before it changes anything
                 loss = closure()
-                check()
+                if not reports:
+                    reports.append(self._check(draw, scores))
                 return loss
 
             loss = base_step(self, evaluate)
-        self.sampler.learn(reports[0])
+            report = reports[0]
+        self.sampler.learn(report)
         return loss
+
+    def _check(self, draw: Draw | int | torch.Tensor, scores: Scores) -> Report:
+        if callable(scores) and not isinstance(scores, torch.Tensor):
+            scores = scores()
+        skipped = getattr(self, "found_inf", None)  # of a GradScaler that lets a fused step skip itself
+        return self.sampler.check(draw, scores, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and the sampler's under ``"sampler"``."""
@@ -152,11 +151,12 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
     """
 
 
-def _without_hooks(step: Any) -> Callable[..., Any]:
+@functools.cache
+def _base_step(kind: type[BanditOptimizer]) -> Callable[..., Any]:
     """The base optimizer's step as a plain function, without the wrapper that runs step hooks.
 
     torch wraps ``step`` of the class that is instantiated: ours, and the base's too if one of those was
     ever made. Hooks must run once.
     """
-    function = step.__func__
+    function: Any = super(BanditOptimizer, kind).step
     return function.__wrapped__ if getattr(function, "hooked", False) else function  # type: ignore[no-any-return]

@@ -109,7 +109,7 @@ class Group:
         numbers[0], numbers[2], numbers[3] = _KINDS.index(kind), draws, self.digest
         numbers[1] = 0 if isinstance(number, torch.Tensor) else number
         if not on_device:
-            numbers[here] = _check.vector("scores", values, stop - start, finite=False)
+            numbers[here], _ = _check.copied_vector("scores", values, stop - start)
         elif values.shape != (stop - start,):
             raise ValueError(
                 f"scores must have shape ({stop - start},), one number an example, not {tuple(values.shape)}"

@@ -1,6 +1,7 @@
 """Where indices come from: passes over all examples in a random order, or independent draws from a rule."""
 
-from typing import Any, NamedTuple
+import copy
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from adambs._types import Floats, Indices, State
 from adambs.gate import Gate
 from adambs.permutation import Permutation
 from adambs.rules.base import Rule
+
+# Random numbers are made so many at a time.
+_BLOCK = 4096
 
 
 class Passes:
@@ -23,7 +27,9 @@ class Passes:
 
     def __init__(self, n: int, seed: int, number: int = 0, position: int = 0) -> None:
         self._n, self._seed = n, seed
-        self._number, self._position = number, position
+        self._number = number
+        self.position = position
+        """How many examples of the present pass have come; 0 if none is under way."""
         self._order = self._shuffled()
         self._order.warm_up()
 
@@ -38,33 +44,33 @@ class Passes:
     @property
     def under_way(self) -> bool:
         """Whether a pass has begun and is not finished."""
-        return self._position > 0
+        return self.position > 0
 
     @property
     def left(self) -> int:
         """How many examples the present pass still has, or the next one if none is under way."""
-        return self._n - self._position
+        return self._n - self.position
 
     def peek(self, count: int) -> Indices:
         """The next ``count`` examples of this pass, at most what is left of it, without taking them."""
-        return self._order.take(self._position, self._position + count)
+        return self._order.take(self.position, self.position + count)
 
     def take(self, count: int) -> Indices:
         """The next ``count`` examples. Where a pass ends the next begins. O(count)."""
         parts = []
         while count > 0:
-            stop = min(self._position + count, self._n)
-            parts.append(self._order.take(self._position, stop))
-            count -= stop - self._position
-            self._position = stop
+            stop = min(self.position + count, self._n)
+            parts.append(self._order.take(self.position, stop))
+            count -= stop - self.position
+            self.position = stop
             if stop == self._n:
-                self._number, self._position = self._number + 1, 0
+                self._number, self.position = self._number + 1, 0
                 self._order = self._shuffled()
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands."""
-        return {"number": self._number, "position": self._position}
+        return {"number": self._number, "position": self.position}
 
     def with_state(self, state: State) -> "Passes":
         """One like this, in a state from :meth:`state_dict`; or an error."""
@@ -73,28 +79,42 @@ class Passes:
 
 
 class RandomStream:
-    """The sampler's own random numbers. No global stream is read or changed."""
+    """The sampler's own random numbers. No global stream is read or changed.
+
+    They are made in blocks: a call of NumPy's generator for each small batch costs more than the numbers.
+    """
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._refill(_BLOCK)
+
+    def _refill(self, size: int) -> None:
+        """A new block, and how to make it again."""
+        self._before: dict[str, Any] = dict(self._generator.bit_generator.state)
+        self._block, self._used = self._generator.random(size), 0
 
     def uniform(self, count: int) -> Floats:
-        """Independent numbers in [0, 1)."""
-        return self._generator.random(count)
+        """Independent numbers in [0, 1). To be read, not to be changed."""
+        start, stop = self._used, self._used + count
+        if stop > self._block.size:  # what is left of the block is not used
+            self._refill(max(_BLOCK, count))
+            start, stop = 0, count
+        self._used = stop
+        return self._block[start:stop]
 
     def stratified(self, count: int) -> Floats:
         """One number from each ``count``-th of [0, 1), in random order."""
-        u = self._generator.random(count)
-        u += self._generator.permutation(count)
-        u /= count
-        return u
+        order = self.uniform(count).argsort(kind="stable")  # ties are as rare as 2^-53
+        return (self.uniform(count) + order) / count
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's own state: plain numbers."""
-        return dict(self._generator.bit_generator.state)
+        """The generator's state before the block, in plain numbers, and how much of the block is used."""
+        return {**self._before, "size": self._block.size, "used": self._used}
 
     def with_state(self, state: State) -> "RandomStream":
         """One that goes on where the state was taken; or an error."""
+        size = _check.count(state, "size", least=_BLOCK, most=2**31)
+        used = _check.count(state, "used", most=size)
         _check.mapping(state, "state")  # before numpy looks into what may be a tensor
         bits = np.random.PCG64()
         try:
@@ -103,40 +123,42 @@ class RandomStream:
             raise ValueError(
                 f"state is not that of a random stream: {type(error).__name__}: {error}"
             ) from error
-        stream = RandomStream(0)
+        stream = copy.copy(self)
         stream._generator = np.random.Generator(bits)
+        stream._refill(size)
+        stream._used = used
         return stream
 
-
-class Proposal(NamedTuple):
-    """Some examples to train on, or to score."""
-
-    indices: Indices
-    ratios: Floats
-    """n times the probability of each."""
-    reshuffled: bool
-    """Whether they are from a pass, or at least the first of them."""
+    def rewind(self, state: State) -> None:
+        """Be again as the state was taken."""
+        self.__dict__.update(self.with_state(state).__dict__)
 
 
-class Sources(NamedTuple):
+Proposal = tuple[Indices, Floats, bool]
+"""Examples to train on or to score, n times the probability of each, and whether they are from a pass (or at
+least the first of them)."""
+
+
+class Sources:
     """Where examples come from: a pass that has to be finished first, else p if it pays, else a new pass."""
 
-    rule: Rule
-    random: RandomStream
-    passes: Passes
-    gate: Gate
-    stratified: bool
+    def __init__(
+        self, rule: Rule, random: RandomStream, passes: Passes, gate: Gate, stratified: bool
+    ) -> None:
+        self.rule, self.random, self.passes, self.gate = rule, random, passes, gate
+        self.stratified = stratified
 
     def batch(self, K: int) -> Proposal:
         """K examples to train on. Where a pass ends within a batch, the choice is made again."""
-        if not self._pass_is_due():
-            return Proposal(*self._from_rule(K), reshuffled=False)
+        if not self.pass_is_due():
+            indices, ratios = self._from_rule(K)
+            return indices, ratios, False
         indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
         missing = K - len(indices)
         if missing:
-            more, ratios[-missing:] = self.batch(missing)[:2]
+            more, ratios[-missing:], _ = self.batch(missing)
             indices = np.concatenate([indices, more])
-        return Proposal(indices, ratios, reshuffled=True)
+        return indices, ratios, True
 
     def candidates(self, K: int, B: int) -> Proposal | None:
         """B examples to choose K from; None if a pass has too few left to choose from.
@@ -145,15 +167,25 @@ class Sources(NamedTuple):
         of them afterwards, as without a look: when a pass ends must not depend on what it shows, and so it
         stays unbiased (docs/algorithm.md).
         """
-        if not self._pass_is_due():
-            return Proposal(*self._from_rule(B), reshuffled=False)
+        if not self.pass_is_due():
+            return *self._from_rule(B), False
         if self.passes.left <= K:
             return None
         indices = self.passes.peek(min(B, self.passes.left))
-        return Proposal(indices, np.ones(len(indices)), reshuffled=True)
+        return indices, np.ones(len(indices)), True
 
-    def _pass_is_due(self) -> bool:
-        return self.passes.under_way or not self.gate.decide()
+    def position(self) -> tuple[State, bool]:
+        """Where the random stream and the gate stand, for :meth:`rewind`."""
+        return self.random.state_dict(), self.gate.open
+
+    def rewind(self, position: tuple[State, bool]) -> None:
+        """Go back to before some candidates were proposed; a pass has not moved for them."""
+        self.random.rewind(position[0])
+        self.gate.open = position[1]
+
+    def pass_is_due(self) -> bool:
+        """Whether the next example is one of a pass."""
+        return self.passes.position > 0 or not self.gate.decide()
 
     def _from_rule(self, count: int) -> tuple[Indices, Floats]:
         """With replacement, and their ratios. O(count log n)."""

@@ -16,7 +16,7 @@ from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
 from adambs.epochs import Epochs, InEpochs
 from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report, checked
-from adambs.gate import Gate, moments_as_drawn
+from adambs.gate import Gate
 from adambs.mistakes import Mistakes
 from adambs.processes import Processes, fingerprint
 from adambs.proposals import Passes, RandomStream, Sources
@@ -107,6 +107,7 @@ class BanditSampler(MadeOfParts, InEpochs):
         self.awaited = Awaited(self.batch_size)
         self.epochs = Epochs(self.n, self.batch_size)
         self.counters = Counters()
+        self._connect()
 
         self.feedback = Feedback(feedback)
         self.processes = Processes(group)
@@ -114,6 +115,10 @@ class BanditSampler(MadeOfParts, InEpochs):
         self.mistakes = Mistakes()
         self.loaded = False  # whether a state was ever loaded
         self._lock = threading.RLock()
+
+    def _connect(self) -> None:
+        """Tell the parts of each other."""
+        self._sources = Sources(self.rule, self.random, self.passes, self.gate, self.stratified)
 
     @property
     def correction(self) -> float:
@@ -137,7 +142,8 @@ class BanditSampler(MadeOfParts, InEpochs):
     def draw_after(self, look: Look | None) -> Draw:
         """As :meth:`draw`, with a function from this process's part of the candidates to their scores."""
         with self._lock:
-            self._learn_what_is_late()
+            if self.feedback.late:
+                self._learn_what_is_late()
             if not self.processes.settled:
                 self._settle()
             if look is None:
@@ -151,30 +157,28 @@ class BanditSampler(MadeOfParts, InEpochs):
     def part(self, draw: Draw) -> Draw:
         """This process's part of a draw of all processes."""
         with self._lock:
-            if not self.processes.settled:
-                self._settle()
+            self._settle()
             return self.processes.part(draw)
 
     def _settle(self) -> None:
         """Find out with whom draws are shared, and that all of them would make the same."""
+        if self.processes.settled:
+            return
         self.mistakes.alone(self.processes.left_alone())
         self.processes.settle(self.batch_size, lambda: fingerprint(self.identity(), self.state_dict()))
         if self.processes.group is not None:
             self.feedback.gather(self.processes.group, self.batch_size)
 
     def _plain(self) -> Draw:
-        proposal = self._sources().batch(self.batch_size)
-        self.counters.reshuffled += proposal.reshuffled
-        return self._numbered(proposal.indices, proposal.ratios)
+        indices, ratios, reshuffled = self._sources.batch(self.batch_size)
+        self.counters.reshuffled += reshuffled
+        return self._numbered(indices, ratios)
 
-    def _sources(self) -> Sources:
-        return Sources(self.rule, self.random, self.passes, self.gate, self.stratified)
-
-    def _numbered(self, indices: Indices, ratios: Floats, **more: Any) -> Draw:
+    def _numbered(
+        self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, learned: bool = False
+    ) -> Draw:
         """The draw with the next number, awaited from now on."""
-        number = self.awaited.following
-        draw = Draw(number, indices, ratios, self.n, correction=self._correction, **more)
-        self.awaited.following += 1
+        draw = Draw(self.awaited.following, indices, ratios, self.n, self._correction, p_ratios, learned)
         self.awaited.add(draw)
         self.counters.draws += 1
         return draw
@@ -182,9 +186,8 @@ class BanditSampler(MadeOfParts, InEpochs):
     def _look(self, look: Look) -> Draw:
         """Candidates are scored and learned from, and the batch is chosen among them."""
         K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
-        before = self.random.state_dict(), self.gate.open
-        proposal = self._sources().candidates(K, B)
-        if proposal is None:
+        before = self._sources.position()
+        if (proposal := self._sources.candidates(K, B)) is None:
             return self._plain()
         indices, ratios, reshuffled = proposal
         candidates = Draw(self.awaited.following, indices, ratios, self.n)
@@ -193,13 +196,13 @@ class BanditSampler(MadeOfParts, InEpochs):
             scores = look(self.processes.part(candidates))
             scores = checked(candidates, self.processes.scores_of_all(candidates, scores))
         except BaseException:  # a look that fails has not happened
-            self.random, self.gate.open = self.random.with_state(before[0]), before[1]
+            self._sources.rewind(before)
             raise
         self.candidates.looked(time.perf_counter() - start, self.processes.first)
         if reshuffled:
             self.passes.take(K)
         taken = K if reshuffled else B  # whether to look may depend on what a pass has shown, no more
-        self.candidates.scattered(ratios[:taken], scores[:taken])
+        self.candidates.scatter.add(ratios[:taken], scores[:taken])
         self.counters.looks += 1
         self.counters.reshuffled += reshuffled
         positions, chosen = choose(self.random, ratios, scores, K, self._correction)
@@ -227,20 +230,18 @@ class BanditSampler(MadeOfParts, InEpochs):
     def learn(self, report: Report) -> None:
         """The second half of :meth:`update`."""
         with self._lock:
-            for arrived in self.feedback.accept(report, self.awaited):
+            if (arrived := self.feedback.accept(report, self.awaited)) is not None:
                 self._learn(*arrived)
 
     def _learn_what_is_late(self) -> None:
-        if len(self.feedback):
-            for arrived in self.feedback.collect(self.awaited):
-                self._learn(*arrived)
+        for arrived in self.feedback.collect(self.awaited):
+            self._learn(*arrived)
 
     def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
-        moments = moments_as_drawn(draw._ratios, scores)
         self.counters.updates += 1
-        self.counters.trained.mix(*moments[:2])
+        self.counters.trained.add(draw._ratios, scores)
         if not draw.learned:
-            self.candidates.mix(*moments[2:])
+            self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
         self.mistakes.feedback(draw, scores, by_number=by_number)
         for observer in self.observers:
@@ -249,11 +250,12 @@ class BanditSampler(MadeOfParts, InEpochs):
     def _teach(self, draw: Draw, scores: Floats) -> None:
         """The gate and the rule learn from examples that were drawn from p, or from a pass."""
         if self.gate.threshold > 0:
-            self.gate.moments.blend(draw._ratios, self.rule.ratios(draw._indices), scores)
+            self.gate.learn(draw._ratios, self.rule.ratios(draw._indices), scores)
         counters = self.counters
         counters.clipped += self.rule.update(draw._indices, draw._ratios, scores)
-        counters.scores += len(draw)
-        self.mistakes.clipped(counters.updates, counters.clipped, counters.scores, self.rule)
+        counters.scores += len(scores)
+        if counters.clipped:
+            self.mistakes.clipped(counters.updates, counters.clipped, counters.scores, self.rule)
 
     def refresh(
         self,
@@ -278,8 +280,7 @@ class BanditSampler(MadeOfParts, InEpochs):
         size = _check.whole("batch_size", batch_size, least=1)
         with self._lock:
             self._learn_what_is_late()  # older than what is seen now, and must not overwrite it
-            if not self.processes.settled:
-                self._settle()
+            self._settle()
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             scores = self.processes.refreshed(part, score)
@@ -323,6 +324,7 @@ class BanditSampler(MadeOfParts, InEpochs):
             self.feedback.drop()
             for name, part in parts.items():
                 setattr(self, name, part)
+            self._connect()
             self.loaded = True
             self.processes.unsettle(loaded=True)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs._types import Floats, Indices
+from adambs._types import INT64, Floats, Indices
 from adambs.rules.base import Rule, first_unit
 
 # Groups by last score: three to an octave, from 2^-20 to 2^10 of the first batch's largest score; what is
@@ -96,8 +96,15 @@ class Calibrated(Rule):
 
     def _settle(self) -> None:
         """The ratio of each group from its mean, and the running sums of their masses. O(groups)."""
-        self.group_ratios, self.group_sums = _settled(
-            self.bounds, self.means, self.draws, self.prior, self.uniform
+        self.group_ratios, self.group_sums = np.empty_like(self.means), np.empty_like(self.means)
+        _settle(
+            self.group_ratios,
+            self.group_sums,
+            self.bounds,
+            self.means,
+            self.draws,
+            self.prior,
+            self.uniform,
         )
 
     @property
@@ -112,7 +119,9 @@ class Calibrated(Rule):
 
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
         """The quantile falls into a group by its mass and onto a member by what is left. O(K log groups)."""
-        return _draw(self._order, self.bounds, self.group_sums, self.group_ratios, u)
+        indices, ratios = np.empty(len(u), INT64), np.empty(len(u))
+        _draw(self._order, self.bounds, self.group_sums, self.group_ratios, u, indices, ratios)
+        return indices, ratios
 
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""
@@ -128,7 +137,9 @@ class Calibrated(Rule):
         """The same for scores of any examples. O(K + groups)."""
         if not self.unit:
             self.unit = first_unit(scores)
-        self.group_ratios, self.group_sums = _learn(
+        _learn(
+            self.group_ratios,
+            self.group_sums,
             self._order,
             self._place,
             self.bounds,
@@ -215,14 +226,20 @@ def _take_order(given: Numbers, order: Numbers, place: Numbers) -> int:
 
 @kernel
 def _draw(
-    order: Numbers, bounds: Indices, sums: Floats, group_ratios: Floats, u: Floats
-) -> tuple[Indices, Floats]:
-    """Group g covers sums[g - 1] ... sums[g] of [0, sums[-1]], each member an equal part of it.
+    order: Numbers,
+    bounds: Indices,
+    sums: Floats,
+    group_ratios: Floats,
+    u: Floats,
+    indices: Indices,
+    ratios: Floats,
+) -> None:
+    """Fill ``indices`` and ``ratios``.
 
+    Group g covers sums[g - 1] ... sums[g] of [0, sums[-1]], each member an equal part of it.
     sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it
     for a hundred million. Beyond the last member, by rounding, the last member is meant.
     """
-    indices, ratios = np.empty(len(u), np.int64), np.empty(len(u))
     last = len(sums) - 1
     while bounds[last] == bounds[last + 1]:  # u = 1, or rounding, means the last member of all
         last -= 1
@@ -236,7 +253,6 @@ def _draw(
         position = bounds[g] + member
         indices[k] = order[position] ^ position
         ratios[k] = group_ratios[g]
-    return indices, ratios
 
 
 @kernel
@@ -289,16 +305,21 @@ def _calibrate(
 
 
 @kernel
-def _settled(
-    bounds: Indices, means: Floats, draws: Floats, prior: float, uniform: float
-) -> tuple[Floats, Floats]:
-    """r of each group, and the running sum of (members) x r: n in the end.
+def _settle(
+    ratios: Floats,
+    sums: Floats,
+    bounds: Indices,
+    means: Floats,
+    draws: Floats,
+    prior: float,
+    uniform: float,
+) -> None:
+    """Fill in r of each group, and the running sum of (members) x r: n in the end.
 
     A scored group's mean is blended with its middle, which counts for ``prior`` draws. The unseen have no
     middle: their mean, 1 at the start, gives way to the first draw.
     """
     groups = len(means)
-    ratios, sums = np.empty(groups), np.empty(groups)
     total = 0.0
     for g in range(groups):
         value = means[g]
@@ -312,7 +333,6 @@ def _settled(
         ratios[g] = scale * ratios[g] + uniform if total > 0.0 else 1.0
         running += ratios[g] * (bounds[g + 1] - bounds[g])
         sums[g] = running
-    return ratios, sums
 
 
 @kernel
@@ -366,6 +386,8 @@ def _ratios(place: Numbers, bounds: Indices, group_ratios: Floats, indices: Indi
 
 @kernel
 def _learn(
+    ratios: Floats,
+    sums: Floats,
     order: Numbers,
     place: Numbers,
     bounds: Indices,
@@ -377,8 +399,8 @@ def _learn(
     memory: float,
     prior: float,
     uniform: float,
-) -> tuple[Floats, Floats]:
+) -> None:
     """A whole update in one call, which costs less than three."""
     _calibrate(place, bounds, means, draws, indices, scores, unit, memory)
     _regroup(order, place, bounds, indices, scores, unit)
-    return _settled(bounds, means, draws, prior, uniform)
+    _settle(ratios, sums, bounds, means, draws, prior, uniform)
