@@ -245,7 +245,11 @@ def _draw(
         last -= 1
     for k in range(len(u)):
         wanted = u[k] * sums[-1]
-        g = min(np.searchsorted(sums, wanted, side="right"), last)
+        g, length = 0, last + 1  # the first group whose sum is larger, by steps as in :func:`_group`
+        while length > 1:
+            half = length >> 1
+            g = g + half if sums[g + half - 1] <= wanted else g
+            length -= half
         before = sums[g - 1] if g > 0 else 0.0
         size = bounds[g + 1] - bounds[g]
         # The minimum is taken of floats: if a ratio is tiny, the quotient may be beyond any integer.
@@ -257,15 +261,16 @@ def _draw(
 
 @kernel
 def _group(bounds: Indices, position: int) -> int:
-    """The last group that begins at or before ``position``: binary search."""
-    low, high = 0, len(bounds) - 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if bounds[middle] <= position:
-            low = middle
-        else:
-            high = middle
-    return low
+    """The last group that begins at or before ``position``.
+
+    A binary search over a fixed number of steps, without branches that could be guessed wrong.
+    """
+    first, length = 0, len(bounds) - 1
+    while length > 1:
+        half = length >> 1
+        first = first + half if bounds[first + half] <= position else first
+        length -= half
+    return first
 
 
 @kernel

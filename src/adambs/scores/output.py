@@ -37,8 +37,8 @@ def cross_entropy(
         (K,) scores, at most √2 times the largest class weight. A class that does not exist is a
         ValueError on the CPU, and a NaN on a device, where looking would be a wait.
     """
-    if weight is None and label_smoothing == 0.0 and on_cpu.few(logits, target):
-        return on_cpu.few_one_class_norms(logits, target, ignore_index)
+    if weight is None and label_smoothing == 0.0 and on_cpu.usual(logits, target):
+        return on_cpu.one_class_norms(logits.detach(), target, ignore_index)
     z = wide(logits)
     if z.dim() != 2:
         raise ValueError(
