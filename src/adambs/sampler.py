@@ -21,7 +21,7 @@ from adambs.mistakes import Mistakes
 from adambs.processes import Processes, fingerprint
 from adambs.proposals import Passes, RandomStream, Sources
 from adambs.rules.base import Rule
-from adambs.rules.calibrated import Calibrated
+from adambs.rules.contextual import chosen
 from adambs.states import MadeOfParts
 
 # Unless the user says otherwise, p must lower the second moment of the gradient so much to be drawn from.
@@ -48,6 +48,9 @@ class BanditSampler(MadeOfParts, InEpochs):
         stratified: draw one example from each K-th of the mass instead of K independent ones. Still
             unbiased, with less variance. The batch is shuffled, so that any part of it is alike.
         initial_weights: n weights, for instance a teacher's opinion of how much each example matters.
+        context: n labels of any hashable kind, what is known of each example beforehand: its class, source,
+            length, cluster. Examples not yet seen are drawn as often as others of their context have turned
+            out to deserve, and p is drawn from in the first epoch already.
         correction: exponent of the weights 1/(n p). One, the paper's, keeps the gradient unbiased. Less
             favours examples of large gradient norm, zero wholly so; see docs/choosing-a-rule.md before
             using it. A choice among candidates is always corrected in full. The attribute ``correction``
@@ -78,6 +81,7 @@ class BanditSampler(MadeOfParts, InEpochs):
         seed: int = 0,
         stratified: bool = False,
         initial_weights: Any = None,
+        context: Any = None,
         correction: float = 1.0,
         gate: float | None = None,
         candidates: Candidates | None = None,
@@ -98,9 +102,9 @@ class BanditSampler(MadeOfParts, InEpochs):
         if gate is None:
             gate = _GATE if rule is None and initial_weights is None else 0.0
 
-        self.gate = Gate(gate)
+        self.gate = Gate(gate, 0 if context is None else -(-self.n // self.batch_size))
         self.candidates = copy.deepcopy(candidates) if candidates is not None else Candidates()
-        self.rule = copy.copy(rule) if rule is not None else Calibrated()
+        self.rule = chosen(rule, context)
         self.rule.start(self.n, self.batch_size, initial_weights)
         self.random = RandomStream(self.seed)
         self.passes = Passes(self.n, self.seed)
