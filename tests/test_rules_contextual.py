@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import adambs
-from adambs.rules.contexts import Contexts, fingerprint, numbered
+from adambs.rules.contexts import Contexts
 from adambs.rules.contextual import Contextual
+from adambs.rules.labels import fingerprint, numbered
 
 
 class DenseContextual:
@@ -92,20 +93,22 @@ def test_it_is_its_dense_version(n, K, C, uniform, memory, prior, scale, seed):
 
 def assert_consistent(rule):
     """Members are by context, unseen ones first; trees are the sums of what they stand for."""
-    contexts = rule.contexts
+    contexts, a = rule.contexts, rule.contexts.arrays
     unseen = np.zeros(rule.n, bool)
     unseen[rule.order[rule.bounds[-2] :]] = True
     for c in range(len(contexts)):
-        members = contexts._members[contexts._starts[c] : contexts._starts[c + 1]]
-        assert sorted(members) == np.flatnonzero(contexts.labels == c).tolist()
-        assert contexts._left[c] == unseen[members].sum()
-        assert unseen[members[: contexts._left[c]]].all()
-    np.testing.assert_array_equal(contexts._slots[contexts._members], np.arange(rule.n))
-    roots = np.sqrt(np.where(contexts.draws > 0, contexts.means, contexts.fresh[0]))
-    assert contexts.total == pytest.approx((contexts._left * roots).sum(), rel=1e-12)
+        members = a.members[a.starts[c] : a.starts[c + 1]]
+        assert sorted(members) == np.flatnonzero(a.labels == c).tolist()
+        assert a.left[c] == unseen[members].sum()
+        assert unseen[members[: a.left[c]]].all()
+    np.testing.assert_array_equal(a.slots[a.members], np.arange(rule.n))
+    roots = np.sqrt(np.where(a.draws > 0, a.means, a.fresh[0]))
+    assert contexts.total == pytest.approx((a.left * roots).sum(), rel=1e-12)
 
 
-@given(n=st.integers(1, 60), C=st.sampled_from([1, 3, 40]), steps=st.integers(0, 12), seed=st.integers(0, 9999))
+@given(
+    n=st.integers(1, 60), C=st.sampled_from([1, 3, 40]), steps=st.integers(0, 12), seed=st.integers(0, 9999)
+)
 def test_each_example_covers_its_share_of_the_quantiles(n, C, steps, seed):
     """A fine grid of quantiles finds every example in proportion to p, up to the ends of its intervals."""
     labels = np.random.default_rng(seed).integers(0, C, n)
@@ -217,10 +220,13 @@ def test_bad_labels_are_refused(context, error, words):
 
 
 @pytest.mark.parametrize(
-    "rule", [adambs.Exp3(), adambs.Tracking(), adambs.VRB(), adambs.Avare(), adambs.Release(), adambs.Uniform()]
+    "rule",
+    [adambs.Exp3(), adambs.Tracking(), adambs.VRB(), adambs.Avare(), adambs.Release(), adambs.Uniform()],
 )
 def test_rules_that_cannot_use_a_context_say_so(rule):
-    with pytest.raises(TypeError, match=rf"{type(rule).__name__} has no use for a context: .* Calibrated\(\)"):
+    with pytest.raises(
+        TypeError, match=rf"{type(rule).__name__} has no use for a context: .* Calibrated\(\)"
+    ):
         adambs.BanditSampler(4, 2, rule=rule, context=[0, 0, 1, 1])
 
 
@@ -278,7 +284,10 @@ def test_a_state_of_another_context_is_refused():
 
 
 def swap_members(contexts):
-    contexts["members"][0], contexts["members"][-1] = contexts["members"][-1].item(), contexts["members"][0].item()
+    contexts["members"][0], contexts["members"][-1] = (
+        contexts["members"][-1].item(),
+        contexts["members"][0].item(),
+    )
 
 
 def seen_first(contexts):
@@ -319,8 +328,8 @@ def test_more_examples_than_four_bytes_can_number(monkeypatch):
     few = Contexts(numbered([0, 1, 0]))
     monkeypatch.setattr(contexts, "_MOST", 2)
     many = Contexts(numbered([0, 1, 0]))
-    assert few._members.dtype == np.int32
-    assert many._members.dtype == many._slots.dtype == np.int64
+    assert few.arrays.members.dtype == np.int32
+    assert many.arrays.members.dtype == many.arrays.slots.dtype == np.int64
     few.learn(np.array([2]), np.array([1.0]), 1.0, 300.0, 5.0)
     many.learn(np.array([2]), np.array([1.0]), 1.0, 300.0, 5.0)
     assert few.total == many.total

@@ -169,6 +169,25 @@ def _copy(array: NDArray[Any], copy: NDArray[np.float64]) -> int:
     return bad
 
 
+def losses(losses: Any, K: int) -> None:
+    """One floating-point loss for each of K examples, or an error that says how to get there."""
+    if not isinstance(losses, torch.Tensor):
+        raise TypeError(f"losses must be a tensor, not {type(losses).__name__}")
+    if losses.shape != (K,):
+        reason = (
+            'it looks reduced already; compute it with reduction="none"'
+            if losses.ndim == 0
+            else "add each example's losses up first, e.g. losses.flatten(1).sum(1) / T with a constant T "
+            "(a mean over padding would change with the longest row of the batch)"
+        )
+        raise ValueError(
+            f"losses must have shape ({K},), one loss for each drawn example, not {tuple(losses.shape)}: "
+            f"{reason}"
+        )
+    if not losses.is_floating_point():
+        raise TypeError(f"losses must be floating point, not {losses.dtype}")
+
+
 # ------------------------------------------------------------------------------------------------
 # Entries of a saved state.
 # ------------------------------------------------------------------------------------------------

@@ -40,9 +40,12 @@ class Gate:
             self.open = uniform > bar * ours
         return self.open
 
-    def learn(self, drawn: Floats, ratios: Floats, scores: Floats) -> None:
-        """From scores of examples that were drawn with ``drawn``, when p is ``ratios``. O(K)."""
-        self.moments.mix(*second_moments(drawn, ratios, scores))
+    def learn(self, drawn: Floats, ratios: Floats, scores: Floats, limit: float = math.inf) -> None:
+        """From scores of examples that were drawn with ``drawn``, when p is ``ratios``. O(K).
+
+        ``limit`` is that of weight x score: a surprise does not close the gate if it cannot throw the model.
+        """
+        self.moments.mix(*second_moments(drawn, ratios, scores, limit))
 
     def state_dict(self) -> dict[str, Any]:
         """The moments, whether it is open, and for how many decisions in any case."""

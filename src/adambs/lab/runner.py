@@ -180,7 +180,7 @@ def _contestant(
 
     def task(model: torch.nn.Module) -> Task:
         loss = training.LOSSES[experiment.loss]
-        settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr)
+        settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr, data.context)
         return Task(model, tensors[0], tensors[1], loss, *settings)
 
     with torch.random.fork_rng():

@@ -33,7 +33,7 @@ class Rule(ABC):
     def in_context(self, context: Any) -> "Rule":
         """A new rule with the same settings that groups unseen examples by their labels in ``context``."""
         raise TypeError(
-            f"{type(self).__name__} has no use for a context: it does not tell which examples it has not seen. "
+            f"{type(self).__name__} has no use for a context: it does not tell unseen examples from others. "
             "Use Calibrated(), the default, or leave the context out"
         )
 

@@ -1,9 +1,6 @@
-"""Examples that have not been seen, by what is known of them beforehand; and the labels that say it."""
+"""Examples that have not been seen, by what is known of them beforehand."""
 
-import copy
-import hashlib
-from collections.abc import Hashable, Iterable
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,48 +8,29 @@ from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import kernel
-from adambs._types import Floats, Indices
+from adambs._types import Floats, Indices, State
+from adambs.rules.labels import Numbers
 
 # A mean below this is zero, and scores are at most so many units: as in Calibrated.
 _SMALLEST_MEAN = 1e-300
 _LARGEST = 1e50
 
-Numbers = NDArray[np.int32]
 _MOST = 2**31 - 1
 
 
-def numbered(labels: Any) -> Numbers:
-    """Labels of any hashable kind as numbers 0, 1, ... in the order of first appearance, one an example.
+class Arrays(NamedTuple):
+    """What the kernels work on."""
 
-    Equal labels get equal numbers, so the same division of the examples gives the same numbers, whatever
-    the labels are called. Arrays of numbers or strings are sorted, O(n log n); others are hashed, O(n).
-    """
-    if isinstance(labels, torch.Tensor):
-        labels = labels.numpy(force=True)
-    elif hasattr(labels, "__array__"):  # a column of a table is one, too
-        labels = np.asarray(labels)
-    if isinstance(labels, np.ndarray):
-        if labels.ndim != 1:
-            raise ValueError(f"context must be one label for each example, not of shape {labels.shape}")
-        if labels.dtype != object:
-            _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-            rank = np.empty(len(first), np.int32)
-            rank[np.argsort(first, kind="stable")] = np.arange(len(first), dtype=np.int32)
-            return rank[inverse]
-    elif isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
-        raise TypeError(f"context must be one label for each example, not {labels!r:.60}")
-    known: dict[Hashable, int] = {}
-    try:
-        return np.array([known.setdefault(_plain(label), len(known)) for label in labels], np.int32)
-    except TypeError:
-        raise TypeError(
-            "context must hold labels that can be hashed, such as numbers, strings or tuples of them"
-        ) from None
-
-
-def _plain(label: Any) -> Any:
-    """A tensor of one number is that number: tensors hash by identity."""
-    return label.item() if isinstance(label, torch.Tensor) else label
+    labels: Numbers
+    starts: Indices
+    left: Indices
+    members: NDArray[Any]
+    slots: NDArray[Any]
+    means: Floats
+    draws: Floats
+    fresh: Floats
+    known: Floats
+    new: Floats
 
 
 class Contexts:
@@ -69,59 +47,51 @@ class Contexts:
 
     and two trees of sums over the contexts have the leaves left x root (zero for fresh ones) and left
     (zero for all others). So a step costs O(K log C), 12 bytes an example and some 50 a context, and what was
-    never drawn costs nothing when the mean of the fresh changes.
+    never drawn costs nothing when the mean of the fresh changes. Of the other arrays, ``means`` and ``draws``
+    are a context's running mean and how many draws are in it, 0 if fresh; ``fresh`` the same two numbers for
+    all fresh ones; ``slots`` says where in ``members`` an example is.
     """
 
-    means: Floats
-    """For each context, the running mean of squared scores, in squared units; 0 if fresh."""
-    draws: Floats
-    """For each context, how many draws are in its mean, at most ``memory``; 0 if fresh."""
-    fresh: Floats
-    """The mean of the fresh contexts, and how many draws are in it."""
-
     def __init__(self, labels: Numbers) -> None:
-        self.labels = labels
         sizes = np.bincount(labels)
-        self._starts: Indices = np.concatenate([[0], sizes.cumsum()])
-        self._left: Indices = sizes.astype(np.int64)
         kind = np.int32 if len(labels) <= _MOST else np.int64
-        self._members: NDArray[Any] = np.argsort(labels, kind="stable").astype(kind)
-        self._slots: NDArray[Any] = np.empty_like(self._members)
-        self._slots[self._members] = np.arange(len(labels), dtype=kind)
-        self.means, self.draws = np.zeros(len(sizes)), np.zeros(len(sizes))
-        self.fresh = np.array([1.0, 0.0])
-        self._build()
+        members = np.argsort(labels, kind="stable").astype(kind)
+        means, draws = np.zeros(len(sizes)), np.zeros(len(sizes))
+        self._take(labels, members, np.ones(len(labels), np.bool_), means, draws, np.array([1.0, 0.0]))
 
-    def _build(self) -> None:
-        self._known, self._new = _built(self._left, self.means, self.draws)
+    def _take(
+        self,
+        labels: Numbers,
+        members: NDArray[Any],
+        unseen: NDArray[np.bool_],
+        means: Floats,
+        draws: Floats,
+        fresh: Floats,
+    ) -> None:
+        starts = np.concatenate([[0], np.bincount(labels).cumsum()])
+        left = np.bincount(labels[unseen], minlength=len(means)).astype(np.int64)
+        slots = np.empty_like(members)
+        bad = _find_slots(labels, starts, left, members, slots, unseen)
+        if bad >= 0:
+            raise ValueError(
+                "state['members'] must hold each example once, by context and unseen ones first, but it has "
+                f"{members[bad]} at {bad}"
+            )
+        known, new = _built(left, means, draws)
+        self.arrays = Arrays(labels, starts, left, members, slots, means, draws, fresh, known, new)
 
     def __len__(self) -> int:
-        return len(self.means)
+        return len(self.arrays.means)
 
     @property
     def total(self) -> float:
         """The sum of the roots of all unseen examples."""
-        return float(self._known[1] + np.sqrt(self.fresh[0]) * self._new[1])
+        a = self.arrays
+        return float(a.known[1] + np.sqrt(a.fresh[0]) * a.new[1])
 
     def learn(self, indices: Indices, scores: Floats, unit: float, memory: float, prior: float) -> None:
         """Learn from the scores of those that are unseen; from now on they are seen. O(K log C)."""
-        _learn(
-            self.labels,
-            self._starts,
-            self._left,
-            self._members,
-            self._slots,
-            self.means,
-            self.draws,
-            self.fresh,
-            self._known,
-            self._new,
-            indices,
-            scores,
-            unit,
-            memory,
-            prior,
-        )
+        _learn(self.arrays, indices, scores, unit, memory, prior)
 
     def draw_into(
         self,
@@ -142,80 +112,34 @@ class Contexts:
         of ``order`` from ``begin`` on (XORed with the position, as :class:`Calibrated` has it). Then come the
         contexts, each with left x root, and the fresh ones. O(K log C).
         """
-        _draw_into(
-            u,
-            before,
-            total,
-            order,
-            begin,
-            scale,
-            share,
-            self._starts,
-            self._left,
-            self._members,
-            self.means,
-            self.fresh,
-            self._known,
-            self._new,
-            self.labels,
-            self.draws,
-            indices,
-            ratios,
-        )
+        _draw_into(self.arrays, u, before, total, order, begin, scale, share, indices, ratios)
 
     def ratios_into(self, indices: Indices, scale: float, share: float, ratios: Floats) -> None:
         """Write r = scale x root + share to ratios[k] if indices[k] is unseen. O(K)."""
-        _ratios_into(
-            self.labels,
-            self._starts,
-            self._left,
-            self._slots,
-            self.means,
-            self.draws,
-            self.fresh,
-            indices,
-            scale,
-            share,
-            ratios,
-        )
+        _ratios_into(self.arrays, indices, scale, share, ratios)
 
     def spread(self, scale: float, share: float) -> tuple[float, float]:
         """The sums over the unseen of r^2 and of r log r. O(C)."""
-        return _spread(self._left, self.means, self.draws, self.fresh, scale, share)
+        return _spread(self.arrays, scale, share)
 
     def state_dict(self) -> dict[str, Any]:
         """The members in their order, and what contexts are worth. A copy."""
-        return {
-            "members": torch.from_numpy(self._members.copy()),
-            "means": torch.from_numpy(self.means.copy()),
-            "draws": torch.from_numpy(self.draws.copy()),
-            "fresh": torch.from_numpy(self.fresh.copy()),
-        }
+        saved = ("members", "means", "draws", "fresh")
+        return {name: torch.from_numpy(getattr(self.arrays, name).copy()) for name in saved}
 
-    def with_state(self, state: Any, unseen: NDArray[Any], memory: float) -> Self:
+    def with_state(self, state: State, unseen: NDArray[np.bool_], memory: float) -> "Contexts":
         """New contexts of the same labels in this state, when these examples are unseen; or an error."""
-        new, n, C = copy.copy(self), len(self.labels), len(self)
-        new.means = _check.array(state, "means", (C,), most=_LARGEST**2, normal=True).copy()
-        new.draws = _check.array(state, "draws", (C,), most=memory, normal=True).copy()
-        new.fresh = _check.array(state, "fresh", (2,), most=_LARGEST**2, normal=True).copy()
-        if new.fresh[1] > memory:
-            raise ValueError(f"state['fresh'] must count at most {memory} draws, not {new.fresh[1]}")
-        members = _check.array(state, "members", (n,), self._members.dtype.name)
-        new._left = np.bincount(self.labels[unseen], minlength=C).astype(np.int64)
-        new._members, new._slots = members.copy(), np.empty_like(members)
-        bad = _take_members(self.labels, self._starts, new._left, new._members, new._slots, unseen)
-        if bad >= 0:
-            raise ValueError(
-                f"state['members'] must hold each example once, by context and unseen ones first, but it has "
-                f"{members[bad]} at {bad}"
-            )
-        new._build()
+        C, members = len(self), self.arrays.members
+        most = _LARGEST**2
+        means = _check.array(state, "means", (C,), most=most, normal=True).copy()
+        draws = _check.array(state, "draws", (C,), most=memory, normal=True).copy()
+        fresh = _check.array(state, "fresh", (2,), most=most, normal=True).copy()
+        if fresh[1] > memory:
+            raise ValueError(f"state['fresh'] must count at most {memory} draws, not {fresh[1]}")
+        members = _check.array(state, "members", members.shape, members.dtype.name).copy()
+        new = Contexts.__new__(Contexts)
+        new._take(self.arrays.labels, members, unseen, means, draws, fresh)
         return new
-
-
-def fingerprint(labels: Numbers) -> str:
-    """The same for the same division of the examples, and for no other."""
-    return hashlib.sha256(np.ascontiguousarray(labels, "<i4")).hexdigest()[:32]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -266,65 +190,57 @@ def _find(tree: Floats, wanted: float) -> tuple[int, float]:
 
 
 @kernel
-def _root(c: int, means: Floats, draws: Floats, fresh: Floats) -> float:
-    return np.sqrt(means[c] if draws[c] > 0.0 else fresh[0])
+def _root(a: Arrays, c: int) -> float:
+    return float(np.sqrt(a.means[c] if a.draws[c] > 0.0 else a.fresh[0]))
 
 
 @kernel
-def _learn(
-    labels: Numbers,
-    starts: Indices,
-    left: Indices,
-    members: NDArray[Any],
-    slots: NDArray[Any],
-    means: Floats,
-    draws: Floats,
-    fresh: Floats,
-    known: Floats,
-    new: Floats,
-    indices: Indices,
-    scores: Floats,
-    unit: float,
-    memory: float,
-    prior: float,
-) -> None:
+def _unseen(a: Arrays, j: int) -> bool:
+    return bool(a.slots[j] - a.starts[a.labels[j]] < a.left[a.labels[j]])
+
+
+@kernel
+def _blend(mean: float, score: float, draws: float) -> float:
+    """A running mean of squares after one more; what is beneath notice is zero."""
+    mean += (score * score - mean) / max(draws, 1.0)
+    return mean if mean >= _SMALLEST_MEAN else 0.0
+
+
+@kernel
+def _learn(a: Arrays, indices: Indices, scores: Floats, unit: float, memory: float, prior: float) -> None:
     """Blend the squared scores of the unseen into the means, then move them behind the unseen."""
     touched = np.zeros(len(indices), np.bool_)
     for k in range(len(indices)):
-        c = labels[indices[k]]
-        if slots[indices[k]] - starts[c] >= left[c]:
+        if not _unseen(a, indices[k]):
             continue
-        touched[k] = True
+        touched[k], c = True, a.labels[indices[k]]
         score = min(scores[k] / unit, _LARGEST) if unit > 0.0 else 0.0
-        if draws[c] == 0.0:
-            fresh[1] = min(fresh[1] + 1.0, memory)
-            fresh[0] += (score * score - fresh[0]) / max(fresh[1], 1.0)
-            if fresh[0] < _SMALLEST_MEAN:
-                fresh[0] = 0.0
-            means[c], draws[c] = fresh[0], min(prior, memory)
-        draws[c] = min(draws[c] + 1.0, memory)
-        means[c] += (score * score - means[c]) / max(draws[c], 1.0)
-        if means[c] < _SMALLEST_MEAN:
-            means[c] = 0.0
+        if a.draws[c] == 0.0:
+            a.fresh[1] = min(a.fresh[1] + 1.0, memory)
+            a.fresh[0] = _blend(a.fresh[0], score, a.fresh[1])
+            a.means[c], a.draws[c] = a.fresh[0], min(prior, memory)
+        a.draws[c] = min(a.draws[c] + 1.0, memory)
+        a.means[c] = _blend(a.means[c], score, a.draws[c])
     for k in range(len(indices)):
         j = indices[k]
-        c = labels[j]
-        here, last = slots[j], starts[c] + left[c] - 1
+        c = a.labels[j]
+        here, last = a.slots[j], a.starts[c] + a.left[c] - 1
         if touched[k] and here <= last:  # of duplicates the first
-            other = members[last]
-            members[here], slots[other] = other, here
-            members[last], slots[j] = j, last
-            left[c] -= 1
+            other = a.members[last]
+            a.members[here], a.slots[other] = other, here
+            a.members[last], a.slots[j] = j, last
+            a.left[c] -= 1
     for k in range(len(indices)):
         if touched[k]:
-            c = labels[indices[k]]
-            _write(known, c, left[c] * np.sqrt(means[c]))
-            if new[(len(new) >> 1) + c] > 0.0:
-                _write(new, c, 0.0)
+            c = a.labels[indices[k]]
+            _write(a.known, c, a.left[c] * np.sqrt(a.means[c]))
+            if a.new[(len(a.new) >> 1) + c] > 0.0:
+                _write(a.new, c, 0.0)
 
 
 @kernel
 def _draw_into(
+    a: Arrays,
     u: Floats,
     before: float,
     total: float,
@@ -332,23 +248,14 @@ def _draw_into(
     begin: int,
     scale: float,
     share: float,
-    starts: Indices,
-    left: Indices,
-    members: NDArray[Any],
-    means: Floats,
-    fresh: Floats,
-    known: Floats,
-    new: Floats,
-    labels: Numbers,
-    draws: Floats,
     indices: Indices,
     ratios: Floats,
 ) -> None:
     count = len(order) - begin
     if count == 0:
         return
-    fresh_root = np.sqrt(fresh[0])
-    roots = known[1] + fresh_root * new[1]
+    fresh_root = np.sqrt(a.fresh[0])
+    roots = a.known[1] + fresh_root * a.new[1]
     for k in range(len(u)):
         wanted = u[k] * total - before
         if wanted < 0.0:
@@ -356,60 +263,45 @@ def _draw_into(
         if wanted < share * count or scale * roots == 0.0:
             position = begin + int(min(wanted / share, count - 1.0))
             j = order[position] ^ position
-            c = labels[j]
+            c = a.labels[j]
         else:
             wanted = (wanted - share * count) / scale
-            if (wanted < known[1] and known[1] > 0.0) or fresh_root * new[1] == 0.0:
-                c, rest = _find(known, wanted)
-                rest /= np.sqrt(means[c])
+            if (wanted < a.known[1] and a.known[1] > 0.0) or fresh_root * a.new[1] == 0.0:
+                c, rest = _find(a.known, wanted)
+                rest /= np.sqrt(a.means[c])
             else:
-                c, rest = _find(new, (wanted - known[1]) / fresh_root)
-            j = members[starts[c] + int(max(min(rest, left[c] - 1.0), 0.0))]
+                c, rest = _find(a.new, (wanted - a.known[1]) / fresh_root)
+            j = a.members[a.starts[c] + int(max(min(rest, a.left[c] - 1.0), 0.0))]
         indices[k] = j
-        ratios[k] = scale * _root(c, means, draws, fresh) + share
+        ratios[k] = scale * _root(a, c) + share
 
 
 @kernel
-def _ratios_into(
-    labels: Numbers,
-    starts: Indices,
-    left: Indices,
-    slots: NDArray[Any],
-    means: Floats,
-    draws: Floats,
-    fresh: Floats,
-    indices: Indices,
-    scale: float,
-    share: float,
-    ratios: Floats,
-) -> None:
+def _ratios_into(a: Arrays, indices: Indices, scale: float, share: float, ratios: Floats) -> None:
     for k in range(len(indices)):
-        c = labels[indices[k]]
-        if slots[indices[k]] - starts[c] < left[c]:
-            ratios[k] = scale * _root(c, means, draws, fresh) + share
+        if _unseen(a, indices[k]):
+            ratios[k] = scale * _root(a, a.labels[indices[k]]) + share
 
 
 @kernel
-def _spread(
-    left: Indices, means: Floats, draws: Floats, fresh: Floats, scale: float, share: float
-) -> tuple[float, float]:
+def _spread(a: Arrays, scale: float, share: float) -> tuple[float, float]:
     squares, r_log_r = 0.0, 0.0
-    for c in range(len(left)):
-        if left[c] > 0:
-            r = scale * _root(c, means, draws, fresh) + share
-            squares += left[c] * r * r
-            r_log_r += left[c] * r * np.log(r)
+    for c in range(len(a.left)):
+        if a.left[c] > 0:
+            r = scale * _root(a, c) + share
+            squares += a.left[c] * r * r
+            r_log_r += a.left[c] * r * np.log(r)
     return squares, r_log_r
 
 
 @kernel
-def _take_members(
+def _find_slots(
     labels: Numbers,
     starts: Indices,
     left: Indices,
     members: NDArray[Any],
     slots: NDArray[Any],
-    unseen: NDArray[Any],
+    unseen: NDArray[np.bool_],
 ) -> int:
     """Find the slot of each member; or return the first position where there must be another."""
     slots[:] = -1
@@ -418,8 +310,7 @@ def _take_members(
             j = members[i]
             if not 0 <= j < len(labels) or labels[j] != c or slots[j] != -1:
                 return i
+            if unseen[j] != (i - starts[c] < left[c]):
+                return i
             slots[j] = i
-    for j in unseen:
-        if slots[j] - starts[labels[j]] >= left[labels[j]]:
-            return int(slots[j])
     return -1

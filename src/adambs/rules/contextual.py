@@ -11,7 +11,8 @@ from adambs._jit import kernel
 from adambs._types import Floats, Indices
 from adambs.rules.base import Rule
 from adambs.rules.calibrated import _MIDDLES_SQUARED, _SCORED, Calibrated
-from adambs.rules.contexts import Contexts, fingerprint, numbered
+from adambs.rules.contexts import Contexts
+from adambs.rules.labels import fingerprint, numbered
 
 
 class Contextual(Calibrated):
@@ -66,7 +67,15 @@ class Contextual(Calibrated):
         indices, ratios = super().draw(u)
         before, total = self.group_sums[_SCORED - 1], self.group_sums[_SCORED]
         self.contexts.draw_into(
-            u, before, total, self._order, int(self.bounds[_SCORED]), self._scale, self._share, indices, ratios
+            u,
+            before,
+            total,
+            self._order,
+            int(self.bounds[_SCORED]),
+            self._scale,
+            self._share,
+            indices,
+            ratios,
         )
         return indices, ratios
 
@@ -104,7 +113,8 @@ class Contextual(Calibrated):
     def with_state(self, state: Mapping[str, Any]) -> Self:
         """A new rule in this state, or ``ValueError``."""
         new = super().with_state(state)
-        unseen = new.order[new.bounds[_SCORED] :]
+        unseen = np.zeros(self.n, np.bool_)
+        unseen[new.order[new.bounds[_SCORED] :]] = True
         new.contexts = self.contexts.with_state(_check.mapping(state, "contexts"), unseen, self.memory)
         new._settle()
         return new
