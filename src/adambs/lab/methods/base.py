@@ -146,6 +146,8 @@ class Method(ABC):
             changed = {"options": {**cls.options, "lr": value}}
         elif name in cls.setting_names():
             changed = {name: type(getattr(cls, name))(value)}
+            if name in ("cap", "clip"):
+                changed["biased"] = True  # by what they take away
         else:
             raise ValueError(f"{cls.name} has no setting {name!r}; it has {', '.join(cls.setting_names())}")
         return cls.variant(changed)
