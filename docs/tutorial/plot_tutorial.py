@@ -8,8 +8,8 @@ handwritten digits that come with scikit-learn, in less than a minute.
 The data: digits of which some are rare
 ---------------------------------------
 
-Zeros and ones are kept whole, and only every twelfth of the other digits. So most images are soon learned, and
-a few go on mattering: the situation in which choosing examples pays.
+Zeros and ones are kept whole, and only every twelfth of the other digits. So most images are soon learned,
+and a few go on mattering: the situation in which choosing examples pays.
 """
 
 import matplotlib.pyplot as plt
@@ -122,5 +122,5 @@ for row, chosen, title in zip(rows, (order[:8], order[-8:]), ("drawn most", "dra
 # Going on
 # --------
 #
-# A run is saved and resumed with ``optimizer.state_dict()``, which carries the sampler. For your own data, ask
-# first whether there is anything to win; the page *When to use it, and when not* says how.
+# A run is saved and resumed with ``optimizer.state_dict()``, which carries the sampler. For your own data,
+# ask first whether there is anything to win; the page *When to use it, and when not* says how.
