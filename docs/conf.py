@@ -1,7 +1,7 @@
 """The documentation site: `make docs` builds it, offline, with warnings as errors.
 
 Sphinx, because it reads docstrings and Markdown alike, checks every cross-reference and has a search that
-works from a file; MyST for the Markdown; Furo for pages that can be read on a phone, on paper and in the dark.
+works from a file; MyST for the Markdown; Furo for pages that one can read on a phone, on paper and at night.
 """
 
 import sys
