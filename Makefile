@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests bench format clean
+.PHONY: demo test lint types tests docs bench format clean
 
 demo: .venv/installed
 	$(BIN)/adambs demo
@@ -18,6 +18,11 @@ types: .venv/installed
 
 tests: .venv/installed
 	$(BIN)/pytest
+
+docs: .venv/installed
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/sphinx-build --quiet --fail-on-warning -b doctest -d docs/_build/doctrees docs docs/_build/doctest
+	@echo "The site: docs/_build/html/index.html"
 
 bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[bench]"
@@ -35,5 +40,5 @@ format: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo docs/_build docs/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
