@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A real browser, without a window."""
+    """A browser, if there is one, that writes down whatever a page says or asks for."""
     selenium = pytest.importorskip("selenium", reason="selenium is not installed: the page is not opened")
     del selenium
     from selenium import webdriver
