@@ -22,6 +22,7 @@ from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
+from adambs.streams import BanditStream
 from adambs.trees import SumTree
 
 __version__ = "0.2.0.dev0"
@@ -32,6 +33,7 @@ __all__ = [
     "Avare",
     "BanditLoader",
     "BanditSampler",
+    "BanditStream",
     "Calibrated",
     "Candidates",
     "Carried",
