@@ -1,8 +1,9 @@
-# `make demo` and `make test` do all their set-up themselves, in .venv.
+# `make demo` and `make test` do all their set-up themselves, in .venv. `make trainers` adds Lightning, Hugging
+# Face, Keras and the rest that adambs.integrations speaks to; without them their tests are skipped.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests bench format clean
+.PHONY: trainers demo test lint types tests bench format clean
 
 demo: .venv/installed
 	$(BIN)/adambs demo
@@ -18,6 +19,12 @@ types: .venv/installed
 
 tests: .venv/installed
 	$(BIN)/pytest
+
+trainers: .venv/trainers
+
+.venv/trainers: .venv/installed
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,trainers]"
+	@touch $@
 
 bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[bench]"

@@ -78,5 +78,5 @@ def optional(name: str) -> Any:
 
 def learned(sampler: adambs.BanditSampler) -> bool:
     """Whether p is far from uniform, and batches were drawn from it."""
-    seen = sampler.diagnostics()
-    return seen.effective_sample_size < 0.97 * sampler.n and seen.reshuffled < seen.draws
+    seen, p = sampler.diagnostics(), sampler.probabilities()
+    return bool(p.max() > 1.5 * p.min()) and seen.reshuffled < seen.draws
