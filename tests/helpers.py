@@ -79,4 +79,4 @@ def optional(name: str) -> Any:
 def learned(sampler: adambs.BanditSampler) -> bool:
     """Whether p is far from uniform, and batches were drawn from it."""
     seen, p = sampler.diagnostics(), sampler.probabilities()
-    return bool(p.max() > 1.5 * p.min()) and seen.reshuffled < seen.draws
+    return bool(p.max() > 1.1 * p.min()) and seen.reshuffled < seen.draws

@@ -126,7 +126,8 @@ class Reader(Dataset[Any]):
     ) -> None:
         self._sources, self._names, self._collate = sources, names, collate
         self._sharded, self._carry = sharded, carry
-        self._place, self._skip = (0, 1), {}
+        self._place = 0, 1
+        self._skip: dict[int, Indices] = {}
         self._open: dict[int, Iterator[Any]] = {}
 
     def begin(self, rank: int, ranks: int, skip: dict[int, Indices], *, fresh: bool) -> None:

@@ -19,9 +19,9 @@ def missing(package: str, extra: str, error: ImportError) -> ImportError:
 def drawn_in(batch: Any) -> Carried:
     """The draw that a batch of ``BanditLoader(..., carry=True)`` carries; or an error."""
     if isinstance(batch, Mapping):
-        found = [batch.get(f"draw_{name}") for name in Carried._fields]
-        if all(value is not None for value in found):
-            return Carried(*found)
+        names = [f"draw_{name}" for name in Carried._fields]
+        if all(name in batch for name in names):
+            return Carried(*(batch[name] for name in names))
     elif isinstance(batch, list | tuple):
         for entry in reversed(batch):
             if isinstance(entry, Carried):

@@ -55,7 +55,7 @@ class BanditData(DataLoader):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return len(self.bandit_loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         again = self._untrained
         if again is None:
             self._running = iter(self.bandit_loader)
@@ -143,7 +143,7 @@ class BanditModel(keras.Model):  # type: ignore[misc]
                 f"the loss has reduction {loss.reduction!r}: with weights it must be "
                 "'sum_over_batch_size', a mean over the batch"
             )
-        name = (getattr(loss, "name", None) or getattr(loss, "__name__", "")).lower()
+        name = str(getattr(loss, "name", None) or getattr(loss, "__name__", "")).lower()
         logits = _options(loss).get("from_logits", False)
         y = torch.as_tensor(y, device=y_pred.device)
         if name == "sparse_categorical_crossentropy" and y_pred.dim() == 2:
@@ -161,7 +161,8 @@ class BanditModel(keras.Model):  # type: ignore[misc]
         with torch.enable_grad():
             output = y_pred.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(_function(loss)(y, output).sum(), output)
-        return gradient.flatten(1).norm(dim=1)
+        norms: torch.Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+        return norms
 
     def _averaging(self) -> list[Any]:
         """Hooks that make each gradient the mean over the processes."""

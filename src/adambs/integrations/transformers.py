@@ -60,7 +60,8 @@ class BanditMixin:
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.sampler, self._constant, self._loader = sampler, tokens_per_example, None
+        self.sampler, self._constant = sampler, tokens_per_example
+        self._loader: BanditLoader | None = None
         self.args: Any
         if self.args.dataloader_drop_last:
             raise ValueError(

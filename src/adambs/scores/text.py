@@ -175,7 +175,7 @@ class _TokenLosses(torch.autograd.Function):
         return found
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         logits, index, kept, log_sum, rest = ctx.saved_tensors
         weight = (grad.reshape(-1) * kept).to(log_sum).unsqueeze(1)
