@@ -89,6 +89,8 @@ def test_what_is_wrong_is_told():
     with pytest.raises(ValueError, match="dataset has 50 examples but"):
         ours.prepare(accelerator, TensorDataset(*small_data(50)), sampler)
     loader = ours.prepare(accelerator, data(), sampler)
+    with pytest.raises(ValueError, match="sampler has a training loader already"):
+        ours.prepare(accelerator, data(), sampler)
     x, y, drawn = next(iter(loader))
     with pytest.raises(ValueError, match="it looks reduced already"):
         drawn.mean(F.cross_entropy(small_net()(x), y))

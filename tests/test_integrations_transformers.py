@@ -202,6 +202,9 @@ def test_what_is_wrong_is_told(tmp_path):
         trainer.train()
 
     trainer = a_trainer(tmp_path, bert(), False)
+    wrapped = adambs.BanditLoader(sentences(False), a_sampler(), carry=True, collate_fn=collate)
+    with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
+        trainer.evaluate(wrapped)
     batch = collate(sentences(False)[:K])
     trainer.model.train()
     with pytest.raises(ValueError, match="carries no draw"):

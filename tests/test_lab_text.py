@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from adambs.lab import experiments, methods, models, training
+from adambs.lab import experiments, methods, models, text_sources, training
 from adambs.lab.transformers import WORDS
 
 
@@ -104,3 +104,21 @@ def test_the_experiments_are_in_the_table():
         assert experiment.loss in training.LOSSES
     assert "schedule" not in experiments.find("rcnn-imdb").settings()
     assert math.isclose(training.LOSSES["next-word"].L, math.sqrt(2 / WORDS))
+
+
+def test_the_sources_of_reviews():
+    """Every review is in one source; shuffled ones keep their words; the bandit leaves the shares."""
+    tokens, labels = texts(200), torch.arange(200) % 2
+    found = text_sources.split(tokens, labels, seed=0)
+    assert sum(map(len, found.values())) == 200
+    counted = sorted(tuple(row.sort().values.tolist()) for rows in found.values() for row in rows)
+    assert counted == sorted(tuple(row.sort().values.tolist()) for row in tokens)
+    assert (found["short"] != 0).sum(1).max() <= WORDS < (found["positive"] != 0).sum(1).min()
+    lines = list(text_sources.compare(found, found, steps=12, seed=0, looks=3))
+    assert [(line["learns"], line["step"]) for line in lines] == [
+        (b, s) for b in (False, True) for s in (4, 8, 12)
+    ]
+    shares = {name: len(rows) / 200 for name, rows in found.items()}
+    assert lines[2]["p"] == pytest.approx(shares)
+    assert lines[5]["p"]["short"] < 0.95 * shares["short"]  # sums over fewer words have smaller gradients
+    assert lines[5]["test_loss"] < lines[3]["test_loss"]

@@ -39,6 +39,11 @@ def prepare(accelerator: Any, dataset: Any, sampler: BanditSampler, **options: A
     """
     if not hasattr(accelerator, "register_for_checkpointing"):
         raise TypeError(f"accelerator must be an Accelerator, not {type(accelerator).__name__}")
+    if any(getattr(other, "sampler", None) is sampler for other in accelerator._custom_objects):
+        raise ValueError(
+            "sampler has a training loader already: one sampler knows the place in one epoch, so give a "
+            "second loader a sampler of its own"
+        )
     loader = PreparedLoader(BanditLoader(dataset, sampler, carry=True, **options), accelerator.device)
     accelerator.register_for_checkpointing(loader)
     return loader

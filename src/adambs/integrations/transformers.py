@@ -17,7 +17,13 @@ import torch.nn.functional as F
 from adambs import scores
 from adambs.draw import check_losses
 from adambs.fetching import seeded
-from adambs.integrations._common import drawn_in, missing, state_between_batches, without_draw
+from adambs.integrations._common import (
+    drawn_in,
+    missing,
+    refuse_evaluation,
+    state_between_batches,
+    without_draw,
+)
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
 
@@ -92,6 +98,11 @@ class BanditMixin:
         if self._constant is None:
             self._constant = _mean_labels(plain.dataset, plain.collate_fn, self.sampler.seed)
         return self._loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The trainer's own; refuses to evaluate on draws."""
+        refuse_evaluation(self.eval_dataset if eval_dataset is None else eval_dataset)  # type: ignore[attr-defined]
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -156,8 +156,14 @@ _TRANSFORMER = Experiment(
     ours="everything: two layers of width 64 with four heads, the last 100 words of a vocabulary of 20,000, "
     "dropout 0.1, 10 % of the steps warm-up, then a cosine to zero",
     shows="no figure",
-    quick={"epochs": 3, "model_options": {"width": 32}, "slices": 12},
-    quick_differs="half the width, 3 epochs instead of 10",
+    quick={
+        "epochs": 4,
+        "model_options": {"width": 32},
+        "slices": 8,
+        "train_size": 10_000,
+        "test_size": 5_000,
+    },
+    quick_differs="half the width, 4 epochs instead of 10, 10,000 reviews to train on and 5,000 to test",
     methods=("adam", "adambs", "adambs-exp3", "infobatch"),
     schedule="cosine",
 )
@@ -171,8 +177,15 @@ _LANGUAGE_MODEL = replace(
     ours="everything: two layers of width 64 with four heads, the last 50 words of each review, of the "
     "998 most frequent words and one for the others, dropout 0.1, 10 % of the steps warm-up, then a cosine "
     "to zero; an example's loss is the sum over its words divided by 50",
-    quick={"epochs": 2, "model_options": {"width": 32, "vocabulary": 500}, "slices": 12},
-    quick_differs="half the width, 500 words instead of 1,000, 2 epochs instead of 10",
+    quick={
+        "epochs": 4,
+        "model_options": {"width": 32, "vocabulary": 500},
+        "slices": 8,
+        "train_size": 10_000,
+        "test_size": 5_000,
+    },
+    quick_differs="half the width, 500 words instead of 1,000, 4 epochs instead of 10, 10,000 reviews to "
+    "train on and 5,000 to test",
 )
 _DIGITS = Experiment(
     name="digits",
