@@ -119,8 +119,9 @@ class BanditStream(MadeOfParts):
         """Let p learn from the ``scores`` of the examples of ``draw``, or of the draw of that number."""
         with self._lock:
             report = self.feedback.begin(draw, scores, self.awaited, None)
-            for arrived, values, _ in self.feedback.accept(report, self.awaited):
-                self.worth.update(arrived._indices, values)
+            arrived = self.feedback.accept(report, self.awaited)
+            if arrived is not None:
+                self.worth.update(arrived[0]._indices, arrived[1])
 
     def probabilities(self) -> dict[str, float]:
         """p of each source."""

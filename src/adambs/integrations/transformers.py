@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from adambs import scores
-from adambs.draw import check_losses
+from adambs import _check, scores
 from adambs.fetching import seeded
 from adambs.integrations._common import (
     drawn_in,
@@ -119,7 +118,7 @@ class BanditMixin:
             raise ValueError(f"the training batch has no labels, only {', '.join(inputs)}")
         outputs = model(**inputs)
         losses, found = self.losses_and_scores(model, outputs, labels)
-        check_losses(losses, len(drawn.number))
+        _check.losses(losses, len(drawn.number))
         assert self.sampler is not None
         self.sampler.update(drawn.number, found)
         loss = drawn.mean(losses)

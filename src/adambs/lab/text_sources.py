@@ -76,7 +76,7 @@ def compare(
             model.train()
             outputs = model(tokens)
             optimizer.zero_grad()
-            draw.mean(loss.losses(outputs, tokens)).backward()  # type: ignore[no-untyped-call]
+            draw.mean(loss.losses(outputs, tokens)).backward()
             optimizer.step()
             if learns:
                 stream.update(draw, loss.scores(outputs, tokens))
@@ -103,7 +103,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = datasets.subset(datasets.load("imdb", options.data), 20_000, 2_000)
-    train, test = (split(*part.tensors, seed=0) for part in (data.train, data.test))
+    train, test = (split(part.tensors[0], part.tensors[1], 0) for part in (data.train, data.test))
     for seed in range(options.seeds):
         for line in compare(train, test, steps=options.steps, seed=seed):
             print(json.dumps(line), flush=True)
