@@ -24,6 +24,7 @@ from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
+from adambs.streams import BanditStream
 from adambs.suspects import Suspect
 from adambs.trees import SumTree
 
@@ -36,6 +37,7 @@ __all__ = [
     "Avare",
     "BanditLoader",
     "BanditSampler",
+    "BanditStream",
     "Calibrated",
     "Candidates",
     "Carried",

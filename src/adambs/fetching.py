@@ -41,7 +41,7 @@ class Fetcher(Dataset[Any]):
     def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
         with nullcontext() if self._tensors else self.seeded(ticket.epoch, ticket.batch, ticket.draw.start):
             batch = self.collated(ticket.fetched or self.examples(ticket.draw._indices))
-        return ticket.draw.number, _carrying(batch, ticket.draw) if self._carry else batch
+        return ticket.draw.number, carrying(batch, ticket.draw) if self._carry else batch
 
     def seeded(self, epoch: int, batch: int, start: int) -> AbstractContextManager[None]:
         """Random streams for the part of a batch that begins at ``start``; the first's are one process's."""
@@ -124,7 +124,7 @@ def _seed_all(seed: int) -> None:
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002
 
 
-def _carrying(batch: Any, draw: Draw) -> Any:
+def carrying(batch: Any, draw: Draw) -> Any:
     """The batch with the draw in it."""
     carried = draw.carried()
     if isinstance(batch, dict) or hasattr(batch, "keys"):

@@ -95,7 +95,7 @@ class BanditLoader:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(
                 f"dataset must be indexable, and {type(dataset).__name__} is not: choosing examples needs "
-                "dataset[i]; turn an IterableDataset into a map-style one first"
+                "dataset[i]; turn an IterableDataset into a map-style one, or draw its sources: BanditStream"
             )
         if not isinstance(sampler, BanditSampler):
             raise TypeError(f"sampler must be a BanditSampler, not {type(sampler).__name__}")
