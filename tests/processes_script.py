@@ -112,7 +112,7 @@ def calibrated_without_a_gate():
 
 @case
 def context_cap_and_clip():
-    found = trained(context=np.arange(N) % 5, cap=1.5, capped=True, clip=1.2)
+    found = trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2)
     assert found["capped"] > 0
     return found
 

@@ -16,6 +16,7 @@ The parts, in the order in which a training loop meets them::
 
 from adambs import reference, scores
 from adambs.candidates import Candidates
+from adambs.clipping import GradientClip
 from adambs.diagnostics import Diagnostics
 from adambs.draw import Carried, Draw
 from adambs.history import History
@@ -44,6 +45,7 @@ __all__ = [
     "Diagnostics",
     "Draw",
     "Exp3",
+    "GradientClip",
     "History",
     "Release",
     "Rule",
