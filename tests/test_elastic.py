@@ -1,4 +1,4 @@
-"""Ranks that are killed at random moments: torchrun starts them anew, and the run ends as if nothing had been.
+"""Ranks that are killed at random moments: torchrun starts them anew, and the run ends as if they had lived.
 
 ADAMBS_RESTARTS=20 kills that often; the suite is content with fewer.
 """

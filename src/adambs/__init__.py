@@ -22,6 +22,7 @@ from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
+from adambs.sharded import ShardedSampler
 from adambs.trees import SumTree
 
 __version__ = "0.2.0.dev0"
@@ -40,6 +41,7 @@ __all__ = [
     "Exp3",
     "Release",
     "Rule",
+    "ShardedSampler",
     "SumTree",
     "Tracking",
     "Uniform",
