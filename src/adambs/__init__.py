@@ -25,6 +25,7 @@ from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
+from adambs.sharded import ShardedSampler
 from adambs.streams import BanditStream
 from adambs.suspects import Suspect
 from adambs.trees import SumTree
@@ -49,6 +50,7 @@ __all__ = [
     "History",
     "Release",
     "Rule",
+    "ShardedSampler",
     "SumTree",
     "Suspect",
     "Tracking",

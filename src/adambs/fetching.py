@@ -33,8 +33,9 @@ class Ticket(NamedTuple):
 class Fetcher(Dataset[Any]):
     """Fetches batches, in a worker or here, with random numbers that depend on the batch alone."""
 
-    def __init__(self, dataset: Any, collate_fn: Any, seed: int, *, carry: bool) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, seed: int, *, carry: bool, first: int = 0) -> None:
         self.dataset, self.seed, self._carry = dataset, seed, carry
+        self._first = first  # the number of the dataset's first example, if it has only a shard of them
         self._tensors = _in_memory(dataset) if collate_fn is None else None
         self._collate = default_collate if collate_fn is None else collate_fn
 
@@ -54,6 +55,8 @@ class Fetcher(Dataset[Any]):
 
     def examples(self, indices: Indices) -> Any:
         """The examples: tensors of all of them, or a list of each."""
+        if self._first:
+            indices = indices - self._first
         if self._tensors is not None:
             tensors, where = self._tensors
             return tensors[indices if where is None else where[indices]]
