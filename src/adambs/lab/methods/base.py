@@ -143,7 +143,7 @@ class Method(ABC):
     def with_setting(cls, name: str, value: float) -> type[Self]:
         """A variant with another learning rate, or another value of a number that the class has."""
         if name == "lr":
-            changed = {"options": {**cls.options, "lr": value}}
+            changed: dict[str, Any] = {"options": {**cls.options, "lr": value}}
         elif name in cls.setting_names():
             changed = {name: type(getattr(cls, name))(value)}
             if name in ("cap", "clip"):
