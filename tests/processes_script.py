@@ -118,6 +118,20 @@ def context_cap_and_clip():
 
 
 @case
+def history():
+    """Scores and losses that depend on nothing but the example and the step: the history is exact."""
+    sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
+    kept = adambs.History(N, with_losses=True).watch(sampler)
+    for step in range(60):
+        draw = sampler.draw()
+        assert draw.weights.min() > 0  # asked for, as whoever trains does
+        values = ((37 * draw.indices + step) % 101).double() / 60
+        kept.losses(draw, 2 * values)
+        sampler.update(draw, values)
+    return {"history": kept.state_dict(), "p": sampler.probabilities()}
+
+
+@case
 def exp3():
     return trained(rule=adambs.Exp3(alpha_p=0.05))
 

@@ -23,6 +23,7 @@ _PLAIN = (torch.float32, torch.float64)
 
 _DTYPES = {
     "float64": (torch.float64, "numbers (float64)"),
+    "float32": (torch.float32, "numbers (float32)"),
     "int64": (torch.int64, "whole numbers (int64)"),
     "int32": (torch.int32, "whole numbers (int32)"),
     "uint8": (torch.uint8, "bytes (uint8)"),
@@ -283,9 +284,9 @@ def array(
 ) -> NDArray[Any]:
     """``state[name]``, a tensor of this shape and ``kind`` of entries, as a contiguous array on the CPU.
 
-    It may share memory with the tensor: read it, or copy it. ``kind`` is "float64", "int64", "int32", "uint8"
-    or "bool". Floats must lie in [``least``, ``most``], which are 0 and the largest float if not given; whole
-    numbers only if bounds are given. ``normal`` refuses subnormal floats as well.
+    It may share memory with the tensor: read it, or copy it. ``kind`` is "float64", "float32", "int64",
+    "int32", "uint8" or "bool". Those of float64 lie in [``least``, ``most``], which are 0 and the largest
+    float if not given; whole numbers only if bounds are given. ``normal`` refuses subnormal floats as well.
     """
     value = entry(state, name, path)
     dtype, words = _DTYPES[kind]
