@@ -20,9 +20,10 @@ from rich.console import Console
 from adambs.lab import figures, records
 from adambs.lab.analysis import analyse
 from adambs.lab.report import write_report
-from adambs.lab.report_markup import embed, esc, slugs
+from adambs.lab.report_markup import esc, slugs
 from adambs.lab.report_tables import terminal_table
 from adambs.lab.words import points, rise, times, times_and_interval
+from adambs.pages import embedded as embed
 
 # ------------------------------------------------------------------------------------------------- files
 

@@ -21,6 +21,7 @@ from adambs.draw import Carried, Draw
 from adambs.history import History
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
+from adambs.probing import Answer, probe
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
 from adambs.suspects import Suspect
@@ -31,6 +32,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "VRB",
     "AdamBS",
+    "Answer",
     "Avare",
     "BanditLoader",
     "BanditSampler",
@@ -47,6 +49,7 @@ __all__ = [
     "Suspect",
     "Tracking",
     "Uniform",
+    "probe",
     "reference",
     "scores",
     "with_bandit",

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from adambs._types import Floats, Indices
 
+# After so many visits the evidence counts for half.
+_DOUBT = 2
+
 
 @dataclass(frozen=True)
 class Suspect:
@@ -16,7 +19,7 @@ class Suspect:
 
     index: int
     suspicion: float
-    """How much higher than the median of its class its mean score is."""
+    """How much higher than the median of its class its mean loss, or mean score, is."""
     label: Any
     """As it was given; None if labels were not."""
     reason: str
@@ -44,18 +47,16 @@ def ranked(table: dict[str, NDArray[Any]], labels: Any, k: int) -> list[Suspect]
 def suspicions(table: dict[str, NDArray[Any]], classes: Indices) -> tuple[Floats, Floats]:
     """For each example how suspicious it is (NaN if it was not visited), and for each class what is usual.
 
-    The measure is the mean score minus the median of its class: a class whose examples are all hard is usual
-    in being so.
+    The measure is the mean loss, or the mean score if losses were not kept, minus the median of its class: a
+    class whose examples are all hard is usual in being so. Few visits are little evidence: after v of them
+    the difference counts for v / (v + 2).
     """
-    measure = table["mean_score"]
-    seen = ~np.isnan(measure)
-    count = int(classes.max()) + 1
-    usual = np.full(count, np.nan)
-    for c in range(count):
-        members = measure[seen & (classes == c)]
-        if len(members):
-            usual[c] = np.median(members)
-    return measure - usual[classes], usual
+    measure, visits = table.get("mean_loss", table["mean_score"]), table["visits"]
+    seen = visits > 0
+    usual = np.full(int(classes.max()) + 1, np.nan)
+    for c in np.unique(classes[seen]):
+        usual[c] = np.median(measure[seen & (classes == c)])
+    return (measure - usual[classes]) * (visits / (visits + _DOUBT)), usual
 
 
 def easiest(table: dict[str, NDArray[Any]], k: int) -> Indices:
@@ -92,4 +93,5 @@ def _reason(table: dict[str, NDArray[Any]], j: int, usual: float) -> str:
         )
     else:
         learned = f"learned only at visit {first} of {visits}"
-    return f"{learned}; mean score {table['mean_score'][j]:.2g}, usual in its class is {usual:.2g}"
+    name = "loss" if "mean_loss" in table else "score"
+    return f"{learned}; mean {name} {table[f'mean_{name}'][j]:.2g}, usual in its class is {usual:.2g}"
