@@ -65,6 +65,7 @@ def reproduce(
     data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-SCALE if not given.")] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
+    history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
 ) -> None:
     """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
     from adambs.lab import reproduce as lab
@@ -89,6 +90,7 @@ def reproduce(
             folder,
             command=_command(),
             tensorboard=tensorboard,
+            history=history,
         )
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")

@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 FORMAT = 1
 FILE = "records.jsonl"
 
@@ -106,6 +108,13 @@ def read(folder: Path) -> Run:
 def same_config(folder: Path, config: dict[str, Any]) -> bool:
     """Whether the run in ``folder`` was made with this configuration."""
     return bool(read(folder).config == json.loads(json.dumps(config)))
+
+
+def save_history(state: dict[str, Any], path: Path) -> None:
+    """Write the state of a history beside the records; what is there is whole, old or new."""
+    partial = path.with_name(path.name + ".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
 
 
 class Writer:

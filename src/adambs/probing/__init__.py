@@ -180,8 +180,9 @@ class _Probe:
         """What follows from everything that was seen."""
         if self.seen:
             last, scores = self.seen[-1]
-            ages = [(last - step, measures.remembered(old, scores)) for step, old in self.seen[:-1] if step]
-            self.answer.memory = sorted(ages)
+            # Scores of the very beginning tell nothing, whatever their age: training was another then.
+            old = [(last - step, old) for step, old in self.seen[:-1] if step >= max(last / 4, 1)]
+            self.answer.memory = sorted((age, measures.remembered(then, scores)) for age, then in old)
             labels = None if "label" in self.contexts else self.problem.labels(self.panel)
             contexts = {name: values[self.panel] for name, values in self.contexts.items()}
             if labels is not None:

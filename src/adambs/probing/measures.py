@@ -89,7 +89,7 @@ def of_a_batch(value: float, noise: float) -> float:
 def at_age(pairs: Sequence[tuple[int, float]], age: float) -> float:
     """What memory is worth at an age, from what it was worth at others: straight in the logarithms.
 
-    Beyond the ages that were measured the line through the last two is continued, and never rises or falls
+    Beyond the ages that were measured the line of least squares is continued; it never rises, nor falls
     below 1.
     """
     known = sorted((float(a), max(value, 1.0)) for a, value in pairs if a > 0)
@@ -100,8 +100,8 @@ def at_age(pairs: Sequence[tuple[int, float]], age: float) -> float:
     x, y = np.log([a for a, _ in known]), np.log([value for _, value in known])
     if age <= known[-1][0]:
         return float(np.exp(np.interp(math.log(age), x, y)))
-    slope = min((y[-1] - y[-2]) / (x[-1] - x[-2]), 0.0)
-    return max(float(np.exp(y[-1] + slope * (math.log(age) - x[-1]))), 1.0)
+    slope, level = np.polyfit(x, y, 1)
+    return max(float(np.exp(level + slope * math.log(age) if slope < 0 else y.mean())), 1.0)
 
 
 def look_gain(possible: float, kept: float) -> float:
