@@ -71,9 +71,38 @@ def test_the_policy_lets_only_the_pages_own_script_run():
     text = pages.render("inspect.html", script="inspect.js", title="t", notes=[], texts=False,
                         **inspecting._values(history_of(), None, 5))  # fmt: skip
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
-    digests = re.findall(r"'sha256-([^']+)'", text)
+    [policy] = [value for name, value in Page(text).attributes if name == "content" and "script-src" in value]
+    digests = re.findall(r"'sha256-([^']+)'", policy)
     assert len(scripts) == len(digests) == 1
     assert base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode() == digests[0]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_works_in_a_browser(driver, tmp_path, width, dark):
+    labels = np.where(np.arange(60) % 2, HOSTILE, "plain")
+    inspecting.write(
+        history_of(), tmp_path / "p.html", title="Mine", labels=labels, texts=[HOSTILE] * 60, k=10
+    )
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.get((tmp_path / "p.html").as_uri())
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # nothing sticks out
+    for words, expected in (
+        ("5", "example\n5"),
+        ("99", "there is no example 99"),
+        ("x", "there is no example"),
+    ):
+        field = driver.find_element("id", "index")
+        field.clear()
+        field.send_keys(words)
+        assert expected in driver.find_element("id", "found").text
+    field.clear()
+    field.send_keys("1")
+    assert HOSTILE[:30] in driver.find_element("id", "found").text
+    assert driver.execute_script("return window.alerts") == []
+    assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []
 
 
 def test_the_page_says_hard_rare_or_mislabelled_and_never_wrong(tmp_path):

@@ -10,12 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import same, small_data, small_net
+from lab_fixtures import write_run
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import adambs
+from adambs.lab import analysis, probe_evidence, records
 from adambs.probing import measures
-from adambs.probing.answer import CONTEXT, LOOK, PLAIN, USE, WIDTH
+from adambs.probing.answer import CONTEXT, EXPONENT, LOOK, PLAIN, USE, WIDTH
 
 
 def quiet(share, words):
@@ -266,3 +268,31 @@ def test_the_verdict_follows_from_the_measures(changes, kind, words):
 def test_an_expensive_bandit_lowers_what_is_expected():
     assert answer_with(overhead=0.5).expected < answer_with().expected
     assert answer_with(noise=[(0, 2.0)]).expected < answer_with().expected
+
+
+# -------------------------------------------------------------------------------------------- evidence
+
+
+def test_answers_come_back_from_their_json(tmp_path):
+    answer = answer_with(noise=[(0, math.inf), (50, 30.0)], seconds=60.0, steps=100)
+    (tmp_path / "cnn-fashion.json").write_text(json.dumps(answer.to_dict(), allow_nan=False))
+    assert probe_evidence.read_answer(tmp_path / "cnn-fashion.json") == answer
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="was not written by a probe"):
+        probe_evidence.read_answer(tmp_path / "other.json")
+
+
+def test_ranges_stand_beside_what_was_recorded(tmp_path):
+    write_run(tmp_path / "results" / "a", ["adam", "adambs"], seeds=2)
+    write_run(tmp_path / "results" / "sweep-a", ["adam", "adambs"], seeds=2)
+    (tmp_path / "cnn-fashion.json").write_text(json.dumps(answer_with().to_dict(), allow_nan=False))
+    [row] = probe_evidence.rows(tmp_path, tmp_path / "results")
+    found = analysis.analyse(records.read(tmp_path / "results" / "a")).speedups["adambs"]
+    assert row.recorded == found["seconds"].overall.value
+    assert row.inside == (row.answer.speedup[0] <= row.recorded <= row.answer.speedup[1])
+    text = probe_evidence.markdown([row] * 3)
+    assert f"{3 * row.inside} of 3 recorded speedups" in text
+    [(name, halfway, expected, steps)] = probe_evidence.from_records(tmp_path / "results")
+    assert name == "cnn-fashion"
+    assert expected == pytest.approx(halfway**EXPONENT)
+    assert steps == found["step"].overall.value

@@ -44,7 +44,8 @@ def from_file(path: Path) -> Question:
             f"{path} does not define {', '.join(missing)}: see `adambs probe --template` for a file that does"
         )
     options = {name: names[name] for name in _OPTIONAL if name in names}
-    return Question(*(names[name] for name in _REQUIRED), options)
+    model, train, loss, batch_size = (names[name] for name in _REQUIRED)
+    return Question(model, train, loss, batch_size, options)
 
 
 def from_experiment(name: str, scale: str, folder: Path | None, seed: int = 0) -> Question:

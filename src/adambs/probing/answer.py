@@ -11,7 +11,7 @@ from adambs.probing import measures
 
 # Speedup in steps = (variance reduction of a batch) ^ EXPONENT; the range is that, by the clock, over and
 # times WIDTH. Fitted to recorded runs, see docs/data-insight.md.
-EXPONENT = 0.22
+EXPONENT = 0.25
 WIDTH = math.sqrt(1.45)
 
 # Below this the noise of a batch is less than its mean: no p helps much.
@@ -171,9 +171,9 @@ class Answer:
             )
             rows.append(("of it kept", f"a memory of one pass keeps {self.kept:.2f} of {self.possible:.2f}"))
         if self.noise:
-            rows.append(
-                ("noise", f"{self.noise_now:.3g} times the mean gradient, in batches of {self.batch_size}")
-            )
+            known = math.isfinite(self.noise_now)
+            much = f"{self.noise_now:.3g} times the mean gradient" if known else "drowns the mean gradient"
+            rows.append(("noise", f"{much}, in batches of {self.batch_size}"))
         for name, value in sorted(self.contexts.items()):
             rows.append(("context", f"{name} alone would lower the noise {value:.2f} times"))
         if math.isfinite(self.step_seconds):

@@ -44,7 +44,7 @@ def remembered(old: Floats, new: Floats) -> float:
         return 1.0
     with np.errstate(divide="ignore"):
         groups = np.clip(np.floor(np.log2(old / unit)) + _OCTAVES, 0, _OCTAVES).astype(np.int64)
-    middles = (unit * 2.0 ** (np.arange(_OCTAVES + 1) - _OCTAVES + 0.5)) ** 2
+    middles = np.square(unit * 2.0 ** (np.arange(_OCTAVES + 1, dtype=np.float64) - _OCTAVES + 0.5))
     return _cross_fitted(groups, new, middles)
 
 

@@ -36,7 +36,7 @@ _KNOWN: dict[Any, tuple[Loss, Loss]] = {
     F.binary_cross_entropy_with_logits: (lambda z, y: _rows(_sigmoid(z, y)), _sigmoid_scores),
     F.mse_loss: (lambda z, y: _rows(F.mse_loss(z, y, reduction="none")), scores.mse_loss),
 }
-_MODULES = {
+_MODULES: dict[Any, Any] = {
     nn.CrossEntropyLoss: F.cross_entropy,
     nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
     nn.MSELoss: F.mse_loss,
@@ -97,10 +97,11 @@ class Problem:
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         self.loss = loss
         # Copied together, the optimizer's copy refers to the parameters of the model's.
-        self.model, self.optimizer = copy.deepcopy((model, optimizer))
-        if self.optimizer is None:
+        self.model, copied = copy.deepcopy((model, optimizer))
+        if copied is None:
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            self.optimizer = torch.optim.Adam(trained, lr=_check.positive("lr", lr))
+            copied = torch.optim.Adam(trained, lr=_check.positive("lr", lr))
+        self.optimizer: torch.optim.Optimizer = copied
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.device = next(self.model.parameters()).device
         self.fetcher = Fetcher(train, collate_fn, seed, carry=False)
@@ -138,9 +139,10 @@ class Problem:
                 "each example; else let loss(model, batch) return a pair, losses and scores"
             )
         [gradient] = torch.autograd.grad(losses.sum(), output, retain_graph=True)
-        return torch.linalg.vector_norm(
+        norms: Tensor = torch.linalg.vector_norm(
             gradient.flatten(1) if gradient.ndim > 1 else gradient[:, None], dim=1
         )
+        return norms
 
     def scores(self, indices: Indices, size: int) -> Floats:
         """The present scores of some examples, without dropout, ``size`` at a time."""
@@ -179,7 +181,7 @@ def _known(loss: Any) -> tuple[Loss, Loss] | None:
                     f'loss is reduced already ({loss.reduction}): give {kind.__name__}(reduction="none"), '
                     "for a probe needs the loss of each example"
                 )
-            if getattr(loss, "weight", None) is not None or getattr(loss, "label_smoothing", 0.0):
+            if getattr(loss, "weight", None) is not None or getattr(loss, "label_smoothing", 0.0) != 0.0:
                 return None
             return _KNOWN[function]
     try:
