@@ -215,7 +215,7 @@ def _trained(
             losses = task.loss.losses(outputs, targets)
             watch(method, batch, outputs.detach(), targets, losses.detach())
             method.optimizer.zero_grad()
-            method.objective(batch, outputs, targets, losses).backward()
+            method.objective(batch, outputs, targets, losses).backward()  # type: ignore[no-untyped-call]
             method.step(batch, outputs, targets, losses)
         return method, time.perf_counter() - start
 
