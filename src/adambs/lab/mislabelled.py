@@ -27,7 +27,7 @@ from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Task
 from adambs.suspects import suspicions
 
-FILE = "records.jsonl"
+FILE = "rankings.jsonl"  # not records.jsonl: that is what a run is known by
 _FOLDS = 5
 
 # Name -> what it is, and which training it needs.
