@@ -132,10 +132,10 @@ class Answer:
                 return f"Look before drawing: {sampler}, and BanditLoader(..., score=...) as in the README."
             case "give it a context":
                 assert self.best_context is not None
+                name = self.best_context[0]
                 return (
-                    f"Give it a context: {self.best_context[0]} tells scores apart better than memory can; "
-                    f"give each example its group's root mean squared score in {sampler[:-1]}, "
-                    "initial_weights=...)."
+                    f"Give it a context: {name} tells scores apart better than memory can; "
+                    f"{sampler[:-1]}, context=...)."
                 )
             case "use it":
                 return f"Use it with these settings: {sampler} and AdamBS(..., lr={self.lr:g})."
