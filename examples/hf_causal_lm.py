@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
         folder,
         per_device_train_batch_size=16,
         gradient_accumulation_steps=2,
-        num_train_epochs=5,
+        num_train_epochs=3,
         learning_rate=3e-3,
         use_cpu=True,
         report_to=[],
@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as folder:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    model, train = GPT2LMHeadModel(config), sequences(2000)
+    model, train = GPT2LMHeadModel(config), sequences(1200)
     trainer = BanditTrainer(model, args, train_dataset=train, data_collator=collate)
     trainer.train()
     print(f"loss a token on other sequences {trainer.evaluate(sequences(300))['eval_loss']:.3f}")
