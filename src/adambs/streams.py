@@ -20,13 +20,13 @@ from adambs.states import MadeOfParts
 class BanditStream(MadeOfParts):
     """Batches from several iterable data sets, each example's source drawn from a p that learns.
 
-    ```python
-    stream = adambs.BanditStream({"books": books, "web": web}, batch_size=32)
-    for batch, draw in stream:
-        losses, scores = adambs.scores.causal_lm(model(batch), batch, constant=256)
-        draw.mean(losses).backward()
-        stream.update(draw, scores)
-    ```
+    ::
+
+        stream = adambs.BanditStream({"books": books, "web": web}, batch_size=32)
+        for batch, draw in stream:
+            losses, scores = adambs.scores.causal_lm(model(batch), batch, constant=256)
+            draw.mean(losses).backward()
+            stream.update(draw, scores)
 
     Iterates ``(batch, draw)``; ``draw.indices`` are sources. A source that ends begins again. A batch may
     have more examples than there are sources.
