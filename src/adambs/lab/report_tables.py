@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from adambs.lab.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
 from adambs.lab.figures import speedup_range, style
 from adambs.lab.records import Run
 from adambs.lab.report_markup import Markup, esc, fill, join, slugs, swatch
+from adambs.lab.terminal import Numbers
 from adambs.lab.words import (
     not_reached,
     number,
@@ -166,25 +164,19 @@ def overall_table(analyses: list[Analysis]) -> Markup:
 # ------------------------------------------------------------------------- the terminal and RESULTS.md
 
 
-def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Group:
-    """The report's numbers for a terminal: a table of speed and one of errors."""
+def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Numbers:
+    """The report's first numbers for a terminal, which may be narrow; the rest is on the page."""
     analyses, empty = analyse_all(runs, baseline)
-    tables = []
-    for make in (speed_rows, error_rows):
-        made = [make(analysis) for analysis in analyses]
-        table = Table()
-        for name in max((head for head, *_ in made), key=len):
-            left = name == "method" or name.startswith("in words")
-            table.add_column(name, justify="left" if left else "right")
-        for analysis, (_, *rows) in zip(analyses, made, strict=True):
-            if len(analyses) > 1:
-                table.add_section()
-                table.add_row(Text(run_title(analysis), style="bold"))
-            for row in rows:
-                table.add_row(*map(Text, row))
-        tables.append(table)
-    tables[-1].caption = Text("; ".join(empty)) if empty else None
-    return Group(*tables)
+    head = ["method", "training loss", "test error", "speedup, clock", "speedup, steps", "clock, in words"]
+    parts = []
+    for analysis in analyses:
+        rows = []
+        for method in analysis.methods:
+            clock, steps, _, _, verdict = speed_cells(analysis, method)
+            finals = [_final(analysis, method, metric) for metric in ("train_loss", "test_error")]
+            rows.append([_name(analysis, method), *finals, clock, steps, verdict])
+        parts.append((run_title(analysis) if len(analyses) > 1 else "", rows))
+    return Numbers(head, parts, "; ".join(empty))
 
 
 def speed_rows(analysis: Analysis) -> list[list[str]]:

@@ -52,9 +52,9 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> E
     total, parts = 0.0, []
     for x, y in zip(torch.split(inputs, FORWARD_BATCH), torch.split(targets, FORWARD_BATCH), strict=True):
         outputs = model(x)
-        total += loss.losses(outputs, y).double().sum().item()
-        parts.append(loss.guesses(outputs) != y)
-    wrong = torch.cat(parts).double()
+        total += loss.losses(outputs, y).cpu().double().sum().item()
+        parts.append((loss.guesses(outputs) != y).cpu())
+    targets, wrong = targets.cpu(), torch.cat(parts).double()
     sizes = torch.bincount(targets)
     within = torch.bincount(targets, weights=wrong)[sizes > 0] / sizes[sizes > 0]
     return Evaluation(total / len(targets), wrong.mean().item(), within.mean().item())
