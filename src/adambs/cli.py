@@ -130,12 +130,13 @@ def reproduce(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of runs.")],
+    # Hidden in the list of arguments, where typer would call it a list[Path]; the usage line shows it.
+    runs: Annotated[list[Path], typer.Argument(metavar="FOLDER", hidden=True)],
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For the report; the first run's if not given.")
     ] = None,
 ) -> None:
-    """Write the report of one run or of several."""
+    """Write the report of one run or of several, given their folders."""
     _write_report(runs, out or runs[0])
 
 
