@@ -179,29 +179,37 @@ def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Numbers:
     return Numbers(head, parts, "; ".join(empty))
 
 
-def speed_rows(analysis: Analysis) -> list[list[str]]:
-    """How soon each method got to the baseline's losses, and how steadily: a head, and a row for each."""
+def main_rows(analysis: Analysis) -> list[list[str]]:
+    """What matters most of each method, in six columns: a head, and a row for each."""
     baseline = analysis.title(analysis.baseline)
-    head = ["method", "training loss", "speedup, wall clock", "speedup, steps"]
-    head += [f"to {baseline}'s final loss, wall clock", "steadiness", "in words (wall clock)"]
-    rows = [
-        [_name(analysis, method), _final(analysis, method, "train_loss"), *speed_cells(analysis, method)]
-        for method in analysis.methods
-    ]
+    head = ["method", "training loss", "test error", "speedup", f"to {baseline}'s final loss", "in words"]
+    rows = []
+    for method in analysis.methods:
+        clock, _, final, _, verdict = speed_cells(analysis, method)
+        ends = [_final(analysis, method, metric) for metric in ("train_loss", "test_error")]
+        rows.append([_name(analysis, method), *ends, clock, final, verdict])
     return [head, *rows]
 
 
-def error_rows(analysis: Analysis) -> list[list[str]]:
-    """The errors of each method, at the end and against the baseline's: a head, and a row for each."""
-    errors = {name: label for name, label in analysis.metrics.items() if name.endswith("_error")}
-    head = ["method", *errors.values(), *_error_names(analysis.title(analysis.baseline))]
-    if "balanced_test_error" in analysis.equal_time:
-        head.append("balanced test error then")
+def more_rows(analysis: Analysis) -> list[list[str]]:
+    """Steps, steadiness, and the test error against the baseline's: a head, and a row for each."""
+    names = ["method", "speedup in steps", "steadiness", *_error_names(analysis.title(analysis.baseline))]
+    rows = []
+    for method in analysis.methods:
+        _, steps, _, steady, _ = speed_cells(analysis, method)
+        rows.append([_name(analysis, method), steps, steady, *_error_cells(analysis, method)[:3]])
+    return [names, *rows]
+
+
+def balanced_rows(analysis: Analysis) -> list[list[str]]:
+    """The test error within classes, averaged over them, where it was recorded."""
+    baseline = analysis.title(analysis.baseline)
+    head = ["method", "balanced test error", f"when {baseline} ended, against {baseline}'s"]
     rows = [
         [
             _name(analysis, method),
-            *(_final(analysis, method, metric) for metric in errors),
-            *_error_cells(analysis, method),
+            _final(analysis, method, "balanced_test_error"),
+            _error_cells(analysis, method)[3],
         ]
         for method in analysis.methods
     ]
