@@ -62,14 +62,17 @@ def result(net, sampler, digests):
         "looks": sampler.diagnostics().looks,
         "reshuffled": sampler.diagnostics().reshuffled,
         "updates": sampler.diagnostics().updates,
+        "capped": sampler.diagnostics().capped_weights,
     }
 
 
-def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=STEPS, **options):
+def trained(
+    loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=STEPS, clip=None, capped=False, **options
+):
     """The README's loop: what it ends with, and a digest of p after each step."""
     net = wrap(small_net(dtype=dtype))
     sampler = adambs.BanditSampler(N, B, seed=3, **options)
-    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=3e-3)
+    optimizer = adambs.AdamBS(net.parameters(), sampler, lr=3e-3, clip=clip)
     options = dict(loader_options or {})
     if options.pop("looking", False):
 
@@ -86,10 +89,14 @@ def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=STE
             if len(digests) == steps:
                 return result(net, sampler, digests)
             logits = net(x)
+            losses, scores = (
+                F.cross_entropy(logits, y, reduction="none"),
+                adambs.scores.cross_entropy(logits, y),
+            )
             optimizer.zero_grad()
-            draw.mean(F.cross_entropy(logits, y, reduction="none")).backward()
+            (draw.mean(losses, scores) if capped else draw.mean(losses)).backward()
             number = draw.number if loader.carry else draw
-            optimizer.step(number, adambs.scores.cross_entropy(logits, y))
+            optimizer.step(number, scores)
             digests.append(digest(sampler))
 
 
@@ -101,6 +108,27 @@ def default():
 @case
 def calibrated_without_a_gate():
     return trained(gate=0.0)
+
+
+@case
+def context_cap_and_clip():
+    found = trained(context=np.arange(N) % 5, cap=1.5, capped=True, clip=1.2)
+    assert found["capped"] > 0
+    return found
+
+
+@case
+def history():
+    """Scores and losses that depend on nothing but the example and the step: the history is exact."""
+    sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
+    kept = adambs.History(N, with_losses=True).watch(sampler)
+    for step in range(60):
+        draw = sampler.draw()
+        assert draw.weights.min() > 0  # asked for, as whoever trains does
+        values = ((37 * draw.indices + step) % 101).double() / 60
+        kept.losses(draw, 2 * values)
+        sampler.update(draw, values)
+    return {"history": kept.state_dict(), "p": sampler.probabilities()}
 
 
 @case

@@ -86,6 +86,31 @@ def test_the_general_loops_of_the_docs_run_with_any_optimizer(file, words):
     assert model.weight.grad is not None
 
 
+def test_the_history_and_the_probe_of_the_docs_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    probe, kept = (block for block in blocks("docs/data-insight.md"))
+    x, y = torch.randn(300, 5), torch.randint(0, 3, (300,))
+    train, model = torch.utils.data.TensorDataset(x, y), torch.nn.Linear(5, 3)
+    sampler = adambs.BanditSampler(300, 10)
+    names = {
+        "adambs": adambs,
+        "torch": torch,
+        "F": torch.nn.functional,
+        "train": train,
+        "model": model,
+        "labels": y,
+        "sampler": sampler,
+        "loader": adambs.BanditLoader(train, sampler),
+        "optimizer": adambs.AdamBS(model.parameters(), sampler, lr=1e-3),
+    }
+    exec(compile(kept, "docs/data-insight.md", "exec"), names)
+    assert names["table"]["visits"].sum() == 300
+    quick = probe.replace("batch_size=128)", "batch_size=128, seconds=0.1)")
+    assert quick != probe
+    exec(compile(quick, "docs/data-insight.md", "exec"), names)
+    assert (tmp_path / "probe.html").exists()
+
+
 def test_the_map_of_the_readme_is_true():
     text = (ROOT / "README.md").read_text()
     tree = text[text.index("src/adambs/\n") :].split("```")[0]

@@ -1,17 +1,21 @@
 """The lab's methods: each learns, and each does what its paper promises."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
+from helpers import same
 from scipy import stats
 from sklearn.datasets import load_digits
 
 import adambs
+from adambs.clipping import GradientClip
 from adambs.lab import methods, models, training
 from adambs.lab.methods import METHODS, Plain, Task, Weighted
+from adambs.rules.labels import fingerprint, numbered
 
 PIXELS, DIGITS = load_digits(return_X_y=True)
 X = torch.from_numpy(PIXELS).float().view(-1, 1, 8, 8) / 16
@@ -65,6 +69,36 @@ def test_an_unknown_method_gets_the_list_of_the_known():
         ValueError, match=r"method 'adamw' is unknown; did you mean adam, .*\? All of them: adambs methods"
     ):
         methods.find("adamw")
+
+
+def test_context_cap_and_clip_are_settings():
+    task = dataclasses.replace(digits_task(n=600, steps=60), context=Y[:600].numpy())
+    kind = methods.find("adambs:context=1:cap=1.5:clip=1.1:looks=0:gate=0")
+    method = kind(task)
+    assert kind.biased
+    assert method.sampler.rule.settings()["context"] == fingerprint(numbered(Y[:600]))
+    training.train(method, 60)
+    found = method.sampler.diagnostics()
+    assert found.capped_weights > 0
+    assert found.reshuffled == 0
+    assert method.optimizer.clip.clipped > 0
+    plain = methods.find("adambs:looks=0")(digits_task(n=600))
+    assert not plain.biased
+    training.train(plain, 5)
+    assert plain.sampler.diagnostics().capped_weights == 0
+    assert plain.optimizer.clip is None
+
+
+def test_adam_with_a_clip_is_adam_on_clipped_gradients():
+    tasks = [digits_task(n=600), digits_task(n=600)]
+    clipped, plain = methods.find("adam:clip=1.05")(tasks[0]), methods.find("adam")(tasks[1])
+    clip = GradientClip(1.05)
+    step = plain.optimizer.step
+    plain.optimizer.step = lambda: (clip.apply(plain.optimizer), step())
+    training.train(clipped, 30)
+    training.train(plain, 30)
+    assert clip.clipped > 0
+    assert same(tasks[0].model.state_dict(), tasks[1].model.state_dict())
 
 
 def test_a_method_with_settings_is_a_variant_of_its_own():

@@ -4,9 +4,8 @@ import base64
 import io
 import json
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from rich.console import Console
 from adambs.lab import figures, records
 from adambs.lab.analysis import analyse
 from adambs.lab.report import write_report
-from adambs.lab.report_markup import embed, esc, slugs
+from adambs.lab.report_markup import esc, slugs
 from adambs.lab.report_tables import terminal_table
 from adambs.lab.words import points, rise, times, times_and_interval
+from adambs.pages import embedded as embed
 
 # ------------------------------------------------------------------------------------------------- files
 
@@ -128,34 +128,6 @@ def test_the_terminal_has_the_same_numbers(tmp_path: Path):
 
 
 # ----------------------------------------------------------------------------------------------- browser
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    selenium = pytest.importorskip("selenium", reason="selenium is not installed: the page is not opened")
-    del selenium
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    chromedriver = shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("no chromium and chromedriver on this machine: the page is not opened")
-    options = Options()
-    options.binary_location = chromium
-    for flag in (
-        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
-        "disable-background-networking", "disable-component-update", "disable-sync", "disable-dev-shm-usage",
-        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
-    ):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(chromedriver))
-    script = "window.alerts = []; window.alert = (x) => alerts.push(x);"
-    browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
-    yield browser
-    browser.quit()
 
 
 def wait(condition: Callable[[], Any]) -> Any:

@@ -131,6 +131,30 @@ def test_every_rule_behind_a_gate(rule, K):
     assert uneven > 0.1 or rule == "Uniform"
 
 
+KINDS = np.zeros(N, int)
+KINDS[[7, 9, 23]] = 1  # the large ones and another share a context
+
+
+@both
+@pytest.mark.parametrize("late", [0, 3])
+def test_with_a_context(K, late):
+    """The first epoch is drawn from p, whatever is known; then the gate decides."""
+    uneven = assert_unbiased(f"context, {late} late", K, 800, context=KINDS, late=late)
+    assert uneven > 0.4
+
+
+@one_or_both
+def test_with_a_context_and_a_score_function(K):
+    candidates = adambs.Candidates(3, 1e-3)
+    options = {"context": KINDS, "candidates": candidates, "scored": True}
+    assert assert_unbiased("context, score", K, 600, **options) > 0.4
+
+
+@one_or_both
+def test_a_context_of_its_own_for_each(K):
+    assert assert_unbiased("context, all different", K, 600, context=np.arange(N)) > 0.2
+
+
 class LeavesHalfWay(Sources):
     """Broken: a pass is left whenever p pays."""
 

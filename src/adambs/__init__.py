@@ -18,10 +18,13 @@ from adambs import reference, scores
 from adambs.candidates import Candidates
 from adambs.diagnostics import Diagnostics
 from adambs.draw import Carried, Draw
+from adambs.history import History
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
+from adambs.probing import Answer, probe
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
+from adambs.suspects import Suspect
 from adambs.trees import SumTree
 
 __version__ = "0.2.0.dev0"
@@ -29,6 +32,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "VRB",
     "AdamBS",
+    "Answer",
     "Avare",
     "BanditLoader",
     "BanditSampler",
@@ -38,11 +42,14 @@ __all__ = [
     "Diagnostics",
     "Draw",
     "Exp3",
+    "History",
     "Release",
     "Rule",
     "SumTree",
+    "Suspect",
     "Tracking",
     "Uniform",
+    "probe",
     "reference",
     "scores",
     "with_bandit",

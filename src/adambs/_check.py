@@ -23,6 +23,7 @@ _PLAIN = (torch.float32, torch.float64)
 
 _DTYPES = {
     "float64": (torch.float64, "numbers (float64)"),
+    "float32": (torch.float32, "numbers (float32)"),
     "int64": (torch.int64, "whole numbers (int64)"),
     "int32": (torch.int32, "whole numbers (int32)"),
     "uint8": (torch.uint8, "bytes (uint8)"),
@@ -169,6 +170,25 @@ def _copy(array: NDArray[Any], copy: NDArray[np.float64]) -> int:
     return bad
 
 
+def losses(losses: Any, K: int) -> None:
+    """One floating-point loss for each of K examples, or an error that says how to get there."""
+    if not isinstance(losses, torch.Tensor):
+        raise TypeError(f"losses must be a tensor, not {type(losses).__name__}")
+    if losses.shape != (K,):
+        reason = (
+            'it looks reduced already; compute it with reduction="none"'
+            if losses.ndim == 0
+            else "add each example's losses up first, e.g. losses.flatten(1).sum(1) / T with a constant T "
+            "(a mean over padding would change with the longest row of the batch)"
+        )
+        raise ValueError(
+            f"losses must have shape ({K},), one loss for each drawn example, not {tuple(losses.shape)}: "
+            f"{reason}"
+        )
+    if not losses.is_floating_point():
+        raise TypeError(f"losses must be floating point, not {losses.dtype}")
+
+
 # ------------------------------------------------------------------------------------------------
 # Entries of a saved state.
 # ------------------------------------------------------------------------------------------------
@@ -264,9 +284,9 @@ def array(
 ) -> NDArray[Any]:
     """``state[name]``, a tensor of this shape and ``kind`` of entries, as a contiguous array on the CPU.
 
-    It may share memory with the tensor: read it, or copy it. ``kind`` is "float64", "int64", "int32", "uint8"
-    or "bool". Floats must lie in [``least``, ``most``], which are 0 and the largest float if not given; whole
-    numbers only if bounds are given. ``normal`` refuses subnormal floats as well.
+    It may share memory with the tensor: read it, or copy it. ``kind`` is "float64", "float32", "int64",
+    "int32", "uint8" or "bool". Those of float64 lie in [``least``, ``most``], which are 0 and the largest
+    float if not given; whole numbers only if bounds are given. ``normal`` refuses subnormal floats as well.
     """
     value = entry(state, name, path)
     dtype, words = _DTYPES[kind]

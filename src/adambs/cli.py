@@ -93,6 +93,7 @@ def reproduce(
         Path | None, typer.Option(metavar="FOLDER", help="Of the run; runs/NAME-SCALE if not given.")
     ] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
+    history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
 ) -> None:
     """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
     from adambs.lab import records
@@ -119,6 +120,7 @@ def reproduce(
             folder,
             command=_command(),
             tensorboard=tensorboard,
+            history=history,
         )
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")
@@ -216,6 +218,71 @@ def theory(
     from adambs.lab.theory import run_theory
 
     run_theory(console, out, quick=quick, seed=seed)
+
+
+@app.command()
+def probe(
+    file: Annotated[
+        Path | None, typer.Argument(help="A Python file that defines what the probe takes.")
+    ] = None,
+    template: Annotated[bool, typer.Option("--template", help="Print such a file to begin with.")] = False,
+    experiment: Annotated[str | None, typer.Option(help="One of `adambs experiments`, instead.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time limit.")] = 60.0,
+    scale: Annotated[str, typer.Option(help="Of the experiment: quick or paper.")] = "quick",
+    out: Annotated[Path | None, typer.Option(help="HTML page to write as well.")] = None,
+    json: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
+    data: DataFolder = None,
+) -> None:
+    """Is there anything to win on my data? Trains a copy of a model for a minute and says so."""
+    from adambs.lab import probes
+
+    if template:
+        typer.echo(probes.template(), nl=False)
+        return
+    if (file is None) == (experiment is None):
+        raise ValueError("probe takes a FILE or --experiment NAME, one of them (or --template)")
+    question = probes.from_file(file) if file else probes.from_experiment(str(experiment), scale, data)
+    answer = probes.run_with_progress(console, question, seconds)
+    typer.echo(str(answer))
+    for written in probes.write(answer, out, json):
+        console.print(f"Written: [bold]{written}[/bold]")
+
+
+@app.command()
+def inspect(
+    what: Annotated[Path, typer.Argument(help="Folder of a run with a history, or a saved history.")],
+    out: Annotated[Path | None, typer.Option(help="HTML page; inspect.html beside it if not given.")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Whose pictures or texts to show, for a saved history.")
+    ] = None,
+    k: Annotated[int, typer.Option(help="How many suspects to show.", min=1)] = 60,
+    data: DataFolder = None,
+) -> None:
+    """A page on what a training has shown of each example: hard, rare or mislabelled, and easy."""
+    from adambs.lab import inspecting
+
+    page = inspecting.inspect(what, out, experiment=experiment, k=k, folder=data)
+    console.print(f"Written: [bold]{page.resolve()}[/bold]")
+
+
+@app.command()
+def mislabelled(
+    experiment: Annotated[str, typer.Argument(help="Of `adambs experiments`, such as cnn-fashion.")],
+    noise: Annotated[str, typer.Option(help="flips, or confusions (a weak model's mistakes).")] = "flips",
+    share: Annotated[float, typer.Option(help="Of the labels, how many are changed.")] = 0.05,
+    long_tail: Annotated[float, typer.Option(help="Largest class over smallest.")] = 1.0,
+    n: Annotated[int | None, typer.Option(help="Training examples; all if not given.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead of the experiment's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
+    cleanlab: Annotated[bool, typer.Option(help="Also cleanlab's confident learning, 5 folds.")] = False,
+    data: DataFolder = None,
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("runs/mislabelled"),
+) -> None:
+    """How well do rankings find labels that were changed on purpose? One record; what is there is kept."""
+    from adambs.lab import mislabelled as lab
+
+    case = lab.Case(experiment, noise, share, long_tail, n, epochs, seed)
+    console.print(lab.table(lab.run(case, out, with_cleanlab=cleanlab, folder=data, command=_command())))
 
 
 @app.command()

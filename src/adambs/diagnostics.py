@@ -7,6 +7,7 @@ from typing import Any
 from adambs import _check
 from adambs._types import State
 from adambs.candidates import Candidates
+from adambs.cap import Cap
 from adambs.moments import SecondMoments
 from adambs.rules.base import Rule
 
@@ -40,6 +41,11 @@ class Diagnostics:
     tau: float
     """Running estimate of how much scores scatter around p: what a look would win. See
     :class:`Candidates`."""
+    capped_weights: int
+    """Weights that ``draw.mean(losses, scores)`` has lowered; see :class:`adambs.cap.Cap`."""
+    capped_share: float
+    """What that took away of the sum of all weight x score: the bias, as a share of the gradient's length at
+    most."""
 
 
 class Counters:
@@ -62,7 +68,7 @@ class Counters:
         return new
 
 
-def diagnose(n: int, counters: Counters, rule: Rule, candidates: Candidates) -> Diagnostics:
+def diagnose(n: int, counters: Counters, rule: Rule, candidates: Candidates, cap: Cap) -> Diagnostics:
     """Put together what the parts know. As cheap as ``rule.spread()``."""
     mean_square, mean_log = rule.spread()
     return Diagnostics(
@@ -76,4 +82,6 @@ def diagnose(n: int, counters: Counters, rule: Rule, candidates: Candidates) -> 
         looks=counters.looks,
         reshuffled=counters.reshuffled,
         tau=candidates.tau,
+        capped_weights=cap.capped,
+        capped_share=cap.taken,
     )

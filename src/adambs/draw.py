@@ -1,5 +1,6 @@
 """Draw: one mini-batch, the p it was drawn with, and the number under which the sampler knows it."""
 
+import math
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from adambs import _check
 from adambs._jit import kernel
 from adambs._types import FLOAT32, INT64, Floats, Indices
+from adambs.cap import capped_shares
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
@@ -30,7 +32,7 @@ class Carried(NamedTuple):
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`."""
-        check_losses(losses, len(self.indices))
+        _check.losses(losses, len(self.indices))
         losses = losses.float() if losses.dtype in _HALF else losses
         return (losses * self.weights.to(losses)).mean()
 
@@ -53,8 +55,10 @@ class Draw:
         "_ratios",
         "_share_tensor",
         "_weighted",
+        "capped",
         "correction",
         "learned",
+        "limit",
         "n",
         "number",
         "positions",
@@ -67,6 +71,9 @@ class Draw:
     """Exponent of the weights of p at the time of drawing."""
     learned: bool
     """Whether the rule has learned from it already: it was chosen among candidates, and they taught it."""
+    limit: float
+    """What :meth:`mean` lets weight x score be; ``capped``: whether it was given scores, so that it holds."""
+    capped: bool
     positions: Indices | None
     """Which of the candidates were chosen, if there were any. Not saved."""
 
@@ -79,7 +86,9 @@ class Draw:
         correction: float = 1.0,
         p_ratios: Floats | None = None,
         learned: bool = False,
+        limit: float = math.inf,
     ) -> None:
+        self.limit, self.capped = limit, False
         self.number, self.n, self.correction, self.learned = number, n, correction, learned
         self._indices = indices
         self._ratios = ratios  # 1 / (weight of an unbiased estimate); n p_j unless chosen among candidates
@@ -104,6 +113,7 @@ class Draw:
             correction=self.correction,
             p_ratios=self._p_ratios[start:stop],
             learned=self.learned,
+            limit=self.limit,
         )
         mean_weight = 1.0 if self.correction == 1.0 else float(self._raw_weights().mean())
         part._cut = _Cut(start, parts / len(self), mean_weight, self)
@@ -184,23 +194,30 @@ class Draw:
         """Whether somebody has asked for the weights, or for the weighted mean."""
         return self._weighted
 
-    def mean(self, losses: torch.Tensor) -> torch.Tensor:
+    def mean(self, losses: torch.Tensor, scores: Any = None) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), eq. (1): its gradient is the unbiased estimate G_hat.
 
-        ``losses`` is one loss for each drawn example, in the order of the batch: ``reduction="none"``.
+        ``losses`` is one loss for each drawn example, in the order of the batch: ``reduction="none"``. With
+        ``scores``, those that the sampler is told, weights are lowered where weight x score is far above its
+        running mean (``BanditSampler(cap=...)``): a surprise does not throw the model.
 
         Of a part of a batch of B examples that W processes share: (W/B) sum_k losses[k] / (n p_k), so that
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
-        check_losses(losses, len(self._indices))
+        _check.losses(losses, len(self._indices))
         self._weighted = True
         if self._cut is not None:
             self.whole._weighted = True
+        if scores is not None:
+            self.capped = self.whole.capped = True
         if losses.dtype in _HALF:
             losses = losses.float()
         if self.even:
             return losses.mean() if self._cut is None else losses.sum() * self._cut.share
-        return torch.dot(losses, self._shares(losses))
+        if scores is None or self.limit == math.inf:
+            return torch.dot(losses, self._shares(losses))
+        one = 1 / len(self) if self._cut is None else self._cut.share
+        return torch.dot(losses, capped_shares(self._shares(losses), scores, self.limit, one))
 
     def _shares(self, like: torch.Tensor) -> torch.Tensor:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
@@ -232,18 +249,18 @@ class Draw:
         if self.whole is not self:
             return self.whole.to_list()
         arrays = (self._indices, self._ratios, self._p_ratios)
-        return [self.number, self.correction, self.learned, *(array.tolist() for array in arrays)]
+        return [self.number, self.correction, self.learned, self.limit, *(array.tolist() for array in arrays)]
 
     @classmethod
     def from_list(cls, values: Any, n: int, batch_size: int) -> "Draw":
         """What :meth:`to_list` has returned, of a sampler of ``n`` with ``batch_size``; or an error."""
-        names = ("number", "correction", "learned", "indices", "ratios", "p_ratios")
+        names = ("number", "correction", "learned", "limit", "indices", "ratios", "p_ratios")
         if not isinstance(values, list) or len(values) != len(names):
             raise ValueError(
                 f"a draw of the state must be a list of {len(names)} entries, not {values!r:.60}"
             )
         state = dict(zip(names, values, strict=True))
-        lists = {name: _check.numbers(state, name, length=batch_size, path="a draw") for name in names[3:]}
+        lists = {name: _check.numbers(state, name, length=batch_size, path="a draw") for name in names[4:]}
         if not all(type(j) is int and 0 <= j < n for j in state["indices"]):
             raise ValueError(f"a draw of the state has indices outside the data set of {n}")
         ratios = (*lists["ratios"], *lists["p_ratios"])
@@ -259,6 +276,7 @@ class Draw:
             correction=_check.number(state, "correction", 0.0, 1.0, path="a draw"),
             p_ratios=np.array(lists["p_ratios"]),
             learned=_check.flag(state, "learned", path="a draw"),
+            limit=_check.number(state, "limit", most=math.inf, path="a draw"),
         )
 
     def same_as(self, other: "Draw") -> bool:
@@ -278,7 +296,8 @@ class Draw:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (
             (self.number, self._indices, self._ratios, self.n),
-            {"correction": self.correction, "p_ratios": self._p_ratios, "learned": self.learned},
+            {name: getattr(self, name) for name in ("correction", "learned", "limit")}
+            | {"p_ratios": self._p_ratios},
             self._cut,
         )
 
@@ -318,25 +337,6 @@ def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | No
     draw = Draw(*arguments, **options)
     draw._cut = cut
     return draw
-
-
-def check_losses(losses: Any, K: int) -> None:
-    """One floating-point loss for each of K examples, or an error that says how to get there."""
-    if not isinstance(losses, torch.Tensor):
-        raise TypeError(f"losses must be a tensor, not {type(losses).__name__}")
-    if losses.shape != (K,):
-        reason = (
-            'it looks reduced already; compute it with reduction="none"'
-            if losses.ndim == 0
-            else "add each example's losses up first, e.g. losses.flatten(1).sum(1) / T with a constant T "
-            "(a mean over padding would change with the longest row of the batch)"
-        )
-        raise ValueError(
-            f"losses must have shape ({K},), one loss for each drawn example, not {tuple(losses.shape)}: "
-            f"{reason}"
-        )
-    if not losses.is_floating_point():
-        raise TypeError(f"losses must be floating point, not {losses.dtype}")
 
 
 @kernel

@@ -4,6 +4,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from adambs import _check
 from adambs._jit import kernel
 from adambs._types import Floats, State
@@ -129,13 +131,23 @@ class Scatter(RunningMeans):
 
 
 @kernel
-def second_moments(drawn: Floats, ratios: Floats, scores: Floats) -> tuple[float, float]:
-    """Of a batch that was drawn with ``drawn``, when p is ``ratios``. See :class:`SecondMoments`."""
+def second_moments(
+    drawn: Floats, ratios: Floats, scores: Floats, limit: float = np.inf
+) -> tuple[float, float]:
+    """Of a batch that was drawn with ``drawn``, when p is ``ratios``. See :class:`SecondMoments`.
+
+    ``limit`` is that of weight x score, if weights are lowered (:class:`adambs.cap.Cap`): what p does to the
+    gradient is judged with the weights that it would come with.
+    """
     uniform, ours = 0.0, 0.0
     for k in range(scores.shape[0]):
         s = min(scores[k], 1e100)  # squares, and their sums, stay finite
         uniform += min(s * s / drawn[k], 1e250)
-        ours += min(s * s / (drawn[k] * ratios[k]), 1e250)
+        if s > limit * ratios[k]:
+            capped = min(s / ratios[k], max(limit, s))
+            ours += min(capped * capped * ratios[k] / drawn[k], 1e250)
+        else:
+            ours += min(s * s / (drawn[k] * ratios[k]), 1e250)
     return uniform / scores.shape[0], ours / scores.shape[0]
 
 

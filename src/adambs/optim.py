@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from adambs.clipping import GradientClip
 from adambs.draw import Draw
 from adambs.feedback import Report
 from adambs.sampler import BanditSampler
@@ -20,13 +21,24 @@ class BanditOptimizer(torch.optim.Optimizer):
 
     sampler: BanditSampler
 
-    def __init__(self, params: Any, sampler: BanditSampler | None = None, *args: Any, **kwargs: Any) -> None:
+    clip: GradientClip | None
+    """Clips the gradient before each step, if ``clip`` was given."""
+
+    def __init__(
+        self,
+        params: Any,
+        sampler: BanditSampler | None = None,
+        *args: Any,
+        clip: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(sampler, BanditSampler):
             given = "nothing" if sampler is None else type(sampler).__name__
             raise TypeError(
                 f"sampler must be a BanditSampler, not {given}: {type(self).__name__}(params, sampler, ...) "
                 "with sampler = adambs.BanditSampler(len(train), batch_size)"
             )
+        self.clip = None if clip is None else GradientClip(clip)
         super().__init__(params, *args, **kwargs)
         self.sampler = sampler
 
@@ -51,6 +63,8 @@ class BanditOptimizer(torch.optim.Optimizer):
         ``GradScaler`` skips because of infinite gradients leaves the distribution alone too.
         """
         base_step = _base_step(type(self))  # type: ignore[arg-type]  # classes are hashable
+        if self.clip is not None:
+            base_step = self.clip.around(base_step)
         if callable(draw) and not isinstance(draw, torch.Tensor):
             draw, closure = None, draw
         if draw is None:
@@ -86,8 +100,9 @@ class BanditOptimizer(torch.optim.Optimizer):
         return self.sampler.check(draw, scores, skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, and the sampler's under ``"sampler"``."""
-        return {**super().state_dict(), "sampler": self.sampler.state_dict()}
+        """The optimizer's state, the sampler's under ``"sampler"``, the clip's under ``"clip"`` if any."""
+        clip = {} if self.clip is None else {"clip": self.clip.state_dict()}
+        return {**super().state_dict(), "sampler": self.sampler.state_dict(), **clip}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state from :meth:`state_dict`, or raise and keep the old one.
@@ -107,11 +122,15 @@ class BanditOptimizer(torch.optim.Optimizer):
                 )
             return
         parsed = self.sampler.parse_state(state_dict["sampler"])
+        clip = self.clip
+        if clip is not None and "clip" in state_dict:  # else its mean begins anew
+            clip = clip.with_state(state_dict["clip"])
         super().load_state_dict(state_dict)
         self.sampler.adopt(parsed)
+        self.clip = clip
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "sampler": self.sampler}
+        return {**super().__getstate__(), "sampler": self.sampler, "clip": self.clip}
 
 
 def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]:
@@ -147,7 +166,8 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
     ``AdamBS(params, sampler, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False, ...)``:
     a ``torch.optim.Adam`` in every respect, with every option of it (``amsgrad=True`` is the appendix's
     AMSGrad with bandit sampling), except that ``step(draw, scores)`` also teaches the sampler and that
-    ``state_dict()`` carries it.
+    ``state_dict()`` carries it. ``clip=3.0`` shortens a gradient that is more than three times as long as
+    gradients have been (:class:`adambs.clipping.GradientClip`).
     """
 
 

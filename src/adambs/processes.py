@@ -24,7 +24,14 @@ from adambs.draw import Draw
 
 # What stands before the numbers of each process: the kind of exchange, the number of the draw, how many draws
 # were made, a digest of them, and whether the optimizer's step was skipped.
-_KINDS = ("an update", "a look at candidates", "a refresh", "a comparison of samplers", "a number of rank 0")
+_KINDS = (
+    "an update",
+    "a look at candidates",
+    "a refresh",
+    "a comparison of samplers",
+    "a number of rank 0",
+    "losses for a history",
+)
 _HEADER = 5
 _IN_STEP = ("in {kind}", "at draw {:.0f}", "after {:.0f} draws", "with draws of digest {:.0f}")
 

@@ -174,14 +174,14 @@ class Sources:
         indices = self.passes.peek(min(B, self.passes.left))
         return indices, np.ones(len(indices)), True
 
-    def position(self) -> tuple[State, bool]:
+    def position(self) -> tuple[State, tuple[bool, int]]:
         """Where the random stream and the gate stand, for :meth:`rewind`."""
-        return self.random.state_dict(), self.gate.open
+        return self.random.state_dict(), (self.gate.open, self.gate.head_start)
 
-    def rewind(self, position: tuple[State, bool]) -> None:
+    def rewind(self, position: tuple[State, tuple[bool, int]]) -> None:
         """Go back to before some candidates were proposed; a pass has not moved for them."""
         self.random.rewind(position[0])
-        self.gate.open = position[1]
+        self.gate.open, self.gate.head_start = position[1]
 
     def pass_is_due(self) -> bool:
         """Whether the next example is one of a pass."""

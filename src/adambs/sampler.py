@@ -12,6 +12,7 @@ import torch
 from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.candidates import Candidates, Look, Score, choose
+from adambs.cap import Cap
 from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
 from adambs.epochs import Epochs, InEpochs
@@ -21,7 +22,7 @@ from adambs.mistakes import Mistakes
 from adambs.processes import Processes, fingerprint
 from adambs.proposals import Passes, RandomStream, Sources
 from adambs.rules.base import Rule
-from adambs.rules.calibrated import Calibrated
+from adambs.rules.contextual import chosen
 from adambs.states import MadeOfParts
 
 # Unless the user says otherwise, p must lower the second moment of the gradient so much to be drawn from.
@@ -35,9 +36,9 @@ class BanditSampler(MadeOfParts, InEpochs):
     draw may come back late, out of order or never: each update uses the probabilities of its own draw.
 
     The sampler is wiring. Its parts each do one job and keep their own state: the ``rule`` (how feedback
-    changes p), ``random``, ``passes`` (reshuffled batches), ``gate``, ``candidates`` (looking before
-    drawing), ``awaited`` (draws without feedback), ``epochs`` (where a loader stands) and ``counters``.
-    Draws and updates from several threads wait for each other.
+    changes p), ``random``, ``passes`` (reshuffled batches), ``gate``, ``candidates`` (looking first),
+    ``awaited`` (draws without feedback), ``epochs`` (where a loader stands), ``counters`` and ``cap``. Draws
+    and updates from several threads wait for each other.
 
     Args:
         n: number of training examples.
@@ -45,29 +46,29 @@ class BanditSampler(MadeOfParts, InEpochs):
         rule: how feedback changes p; :class:`Calibrated` if nothing is given. :class:`Exp3` is the paper's
             Algorithm 2.
         seed: of the sampler's own random stream. No global stream is read or changed.
-        stratified: draw one example from each K-th of the mass instead of K independent ones. Still
-            unbiased, with less variance. The batch is shuffled, so that any part of it is alike.
+        stratified: draw one example from each K-th of the mass: still unbiased, with less variance, shuffled.
         initial_weights: n weights, for instance a teacher's opinion of how much each example matters.
-        correction: exponent of the weights 1/(n p). One, the paper's, keeps the gradient unbiased. Less
-            favours examples of large gradient norm, zero wholly so; see docs/choosing-a-rule.md before
-            using it. A choice among candidates is always corrected in full. The attribute ``correction``
-            may be changed at any time, for a schedule.
-        gate: p is drawn from while it lowers the second moment of the gradient by more than this factor,
-            by a running estimate. While it does not, batches come from reshuffled passes over the data, with
-            weights of one, and p goes on learning from them: the optimizer does then what it would have done
-            without a bandit. 0 is no gate, as in the paper. If nothing is given, 1.1; but no gate if you
-            have chosen a rule or initial weights yourself. A pass that has begun is finished first.
+        context: n labels of any hashable kind, what is known of each example beforehand (class, source,
+            cluster). Unseen examples of a context learn from each other, and p is drawn from at once.
+        correction: exponent of the weights 1/(n p). One, the paper's, keeps the gradient unbiased, less
+            favours examples of large norm: see docs/choosing-a-rule.md first. A choice among candidates is
+            always corrected in full. The attribute ``correction`` may be changed at any time.
+        cap: what ``draw.mean(losses, scores)`` lets weight x score be, in running means of it; infinity is
+            no cap, and without scores there is none. See :class:`adambs.cap.Cap`.
+        gate: p is drawn from while it lowers the second moment of the gradient by more than this factor, by a
+            running estimate. While it does not, batches come from reshuffled passes with weights of one, as
+            without a bandit, and p learns from them. 0 is no gate, as in the paper. If nothing is given, 1.1;
+            but no gate if you have chosen a rule or initial weights. A pass that has begun is finished first.
         candidates: how many candidates :meth:`draw` scores first when it is given a way to, and whether that
             pays; :class:`Candidates()` if nothing is given.
         feedback: how scores come home. ``"at once"`` reads them in :meth:`update`; ``"late"`` copies them
             without waiting for their device and learns at the next draw, where bad scores raise;
             ``"automatic"`` is at once for scores on the CPU and late for all others. p learns the same.
         group: who shares the draws: a process group of ``torch.distributed``, False for none, or nothing for
-            the default group, if it is initialised when the first draw is made. Every process gets its part
-            of each draw, and p learns from all scores. See docs/many-processes.md.
+            the default one, if there is one at the first draw. See docs/many-processes.md.
     """
 
-    PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
+    PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters", "cap")
 
     def __init__(
         self,
@@ -78,7 +79,9 @@ class BanditSampler(MadeOfParts, InEpochs):
         seed: int = 0,
         stratified: bool = False,
         initial_weights: Any = None,
+        context: Any = None,
         correction: float = 1.0,
+        cap: float = 10.0,
         gate: float | None = None,
         candidates: Candidates | None = None,
         feedback: str = "automatic",
@@ -98,15 +101,16 @@ class BanditSampler(MadeOfParts, InEpochs):
         if gate is None:
             gate = _GATE if rule is None and initial_weights is None else 0.0
 
-        self.gate = Gate(gate)
+        self.gate = Gate(gate, 0 if context is None else -(-self.n // self.batch_size))
         self.candidates = copy.deepcopy(candidates) if candidates is not None else Candidates()
-        self.rule = copy.copy(rule) if rule is not None else Calibrated()
+        self.rule = chosen(rule, context)
         self.rule.start(self.n, self.batch_size, initial_weights)
         self.random = RandomStream(self.seed)
         self.passes = Passes(self.n, self.seed)
         self.awaited = Awaited(self.batch_size)
         self.epochs = Epochs(self.n, self.batch_size)
         self.counters = Counters()
+        self.cap = Cap(cap)
         self._connect()
 
         self.feedback = Feedback(feedback)
@@ -132,10 +136,9 @@ class BanditSampler(MadeOfParts, InEpochs):
     def draw(self, score: Score | None = None) -> Draw:
         """A mini-batch of K examples, or this process's part of it, from p if that pays. O(K log n).
 
-        Args:
-            score: from a tensor of indices to the scores of those examples, by a forward pass without
-                gradients. If it is given, and whenever it pays (see :class:`Candidates`), some candidates
-                are drawn from p and scored, the rule learns from them, and the batch is chosen among them.
+        ``score`` maps a tensor of indices to the scores of those examples, by a forward pass. If it is given,
+        and whenever it pays (see :class:`Candidates`), some candidates are drawn from p and scored, the rule
+        learns from them, and the batch is chosen among them.
         """
         return self.draw_after(None if score is None else lambda candidates: score(candidates.indices))
 
@@ -178,7 +181,8 @@ class BanditSampler(MadeOfParts, InEpochs):
         self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, learned: bool = False
     ) -> Draw:
         """The draw with the next number, awaited from now on."""
-        draw = Draw(self.awaited.following, indices, ratios, self.n, self._correction, p_ratios, learned)
+        more = (self._correction, p_ratios, learned, self.cap.limit)
+        draw = Draw(self.awaited.following, indices, ratios, self.n, *more)
         self.awaited.add(draw)
         self.counters.draws += 1
         return draw
@@ -240,6 +244,8 @@ class BanditSampler(MadeOfParts, InEpochs):
     def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
         self.counters.updates += 1
         self.counters.trained.add(draw._ratios, scores)
+        if draw.capped:
+            self.cap.learn(draw._ratios, scores, draw.limit)
         if not draw.learned:
             self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
@@ -250,7 +256,7 @@ class BanditSampler(MadeOfParts, InEpochs):
     def _teach(self, draw: Draw, scores: Floats) -> None:
         """The gate and the rule learn from examples that were drawn from p, or from a pass."""
         if self.gate.threshold > 0:
-            self.gate.learn(draw._ratios, self.rule.ratios(draw._indices), scores)
+            self.gate.learn(draw._ratios, self.rule.ratios(draw._indices), scores, self.cap.limit)
         counters = self.counters
         counters.clipped += self.rule.update(draw._indices, draw._ratios, scores)
         counters.scores += len(scores)
@@ -268,13 +274,8 @@ class BanditSampler(MadeOfParts, InEpochs):
         """Score all examples, or those of ``indices``, by forward passes, and let the rule remember.
 
         For rules that remember scores (:class:`Calibrated`, :class:`Tracking`, :class:`Avare`). The weights
-        stay unbiased whatever is refreshed and whenever.
-
-        Args:
-            score: from a tensor of indices to the scores of those examples.
-            indices: which examples; all if nothing is given.
-            batch_size: how many to score at once.
-            progress: called after each of these with how many are done, and of how many.
+        stay unbiased whatever is refreshed and whenever. ``score`` maps a tensor of at most ``batch_size``
+        indices to scores; ``progress`` is then told how many are done, and of how many.
         """
         chosen = np.arange(self.n) if indices is None else _check.indices("indices", indices, self.n)
         size = _check.whole("batch_size", batch_size, least=1)
@@ -299,14 +300,10 @@ class BanditSampler(MadeOfParts, InEpochs):
         """What the distribution looks like and what it is worth. O(1) with the default rule."""
         with self._lock:
             self._learn_what_is_late()
-            return diagnose(self.n, self.counters, self.rule, self.candidates)
+            return diagnose(self.n, self.counters, self.rule, self.candidates, self.cap)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next draws depend on, as tensors and plain numbers.
-
-        Includes the draws that a loader has made ahead, so a run resumed in the middle of an epoch gets
-        the very batches that were on their way.
-        """
+        """Everything that the next draws depend on, and those on their way, as tensors and plain numbers."""
         with self._lock:
             self._learn_what_is_late()
             return {**super().state_dict(), "correction": self.correction}
@@ -333,6 +330,7 @@ class BanditSampler(MadeOfParts, InEpochs):
         return {
             **{name: getattr(self, name) for name in ("n", "batch_size", "seed", "stratified")},
             "gate_threshold": self.gate.threshold,
+            "cap_factor": self.cap.factor,
             "rule_name": type(self.rule).__name__,
             "rule_settings": self.rule.settings(),
             "candidates_settings": self.candidates.settings(),

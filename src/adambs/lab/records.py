@@ -38,6 +38,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 FORMAT = 1
 FILE = "records.jsonl"
 
@@ -115,6 +117,13 @@ def same_config(folder: Path, config: dict[str, Any]) -> bool:
     """Whether the run in ``folder`` was made with this configuration, or holds nothing yet."""
     run = begun(folder)
     return run is None or not any(run.seeds.values()) or run.config == json.loads(json.dumps(config))
+
+
+def save_history(state: dict[str, Any], path: Path) -> None:
+    """Write the state of a history beside the records; what is there is whole, old or new."""
+    partial = path.with_name(path.name + ".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
 
 
 class Writer:

@@ -1,7 +1,7 @@
 """One self-contained ``report.html`` from one or more runs, and the same numbers as a table for a terminal.
 
 Whatever comes from a record (names, labels, texts, commands) is a string of a stranger: it passes through
-:func:`esc` on its way into HTML and through :func:`embed` on its way into a script. Should one slip through,
+:func:`esc` on its way into HTML and through :func:`embedded` on its way into a script. Should one slip by,
 the page's policy lets only its own two scripts run, by their hashes, and loads nothing from anywhere.
 """
 
@@ -24,7 +24,6 @@ from adambs.lab.figures import Saved, save_figures, style, thumbnail
 from adambs.lab.records import Line, Run
 from adambs.lab.report_markup import (
     Markup,
-    embed,
     esc,
     fill,
     finite_numbers,
@@ -47,6 +46,7 @@ from adambs.lab.words import (
     run_title,
     warnings_of,
 )
+from adambs.pages import embedded
 
 SWITCHES = {
     "axis": {"seconds": "Seconds", "step": "Steps", "epoch": "Epochs"},
@@ -98,7 +98,7 @@ def _page(analyses: list[Analysis], sections: list[Markup], empty: list[str], ti
         version=adambs.__version__,
         hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in hashes)),
         css=Markup(template_text("css")),
-        data=Markup(embed({"methods": _looks(analyses), "runs": [_data(each) for each in analyses]})),
+        data=Markup(embedded({"methods": _looks(analyses), "runs": [_data(each) for each in analyses]})),
         plotly=Markup(scripts[0]),
         js=Markup(scripts[1]),
     )

@@ -1,6 +1,5 @@
 """The pieces of the page: everything that is filled in is escaped, unless it is markup made here."""
 
-import json
 import math
 import re
 from collections.abc import Iterable
@@ -9,6 +8,7 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from adambs import pages
 from adambs.lab.analysis import Analysis
 from adambs.lab.figures import style
 
@@ -16,12 +16,6 @@ from adambs.lab.figures import style
 def esc(value: object) -> str:
     """As text in HTML, in attributes too."""
     return escape(str(value), quote=True)
-
-
-def embed(value: object) -> str:
-    """As JSON inside a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 is escaped as well
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
 def finite_numbers(values: Iterable[float]) -> list[float | None]:
@@ -34,6 +28,8 @@ def finite_numbers(values: Iterable[float]) -> list[float | None]:
 
 def template_text(kind: str) -> str:
     """The text of the template, the style sheet or the script."""
+    if kind == "css":
+        return pages.style_sheet()
     return resources.files("adambs.lab").joinpath(f"report_template.{kind}").read_text("utf-8")
 
 

@@ -85,6 +85,7 @@ def run_with_progress(
     *,
     command: str,
     tensorboard: bool = False,
+    history: bool = False,
 ) -> records.Run:
     """Run with a bar that tells the time left and the losses side by side."""
     config = plan.config(data)
@@ -107,7 +108,7 @@ def run_with_progress(
             bar.update(task, advance=1, description=f"seed {seed}  {losses}")
             board(seed, lines)
 
-        return runner.run(plan, data, list(seeds), folder, command=command, progress=advance)
+        return runner.run(plan, data, list(seeds), folder, command=command, progress=advance, history=history)
 
 
 @contextmanager

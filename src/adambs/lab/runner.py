@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import adambs
 from adambs.lab import experiments, machine, methods, models, records, training
 from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
@@ -114,8 +115,13 @@ def run(
     *,
     command: str,
     progress: Progress = lambda seed, index, lines: None,
+    history: bool = False,
 ) -> records.Run:
-    """Run what is not yet in the records of ``folder``, and return all of them."""
+    """Run what is not yet in the records of ``folder``, and return all of them.
+
+    With ``history``, what each sampler saw of each example is saved beside the records, for
+    ``adambs inspect``.
+    """
     chosen = {name: methods.find(name) for name in plan.method_names}
     about = {
         name: {key: getattr(method, key) for key in ("title", "summary", "citation", "biased")}
@@ -130,7 +136,7 @@ def run(
         if todo:
             writer.later({"kind": "session", "command": command, "machine": machine.describe()})
         for seed in todo:
-            _run_seed(plan, data, seed, chosen, config, writer, progress)
+            _run_seed(plan, data, seed, chosen, config, writer, progress, folder if history else None)
             writer.run.finished.add(seed)
         return records.read(folder)
 
@@ -143,12 +149,14 @@ def _run_seed(
     config: dict[str, Any],
     writer: records.Writer,
     progress: Progress,
+    histories: Path | None,
 ) -> None:
     steps, slices = config["steps"], config["slices"]
     tensors = [_placed(tensor, plan.device) for tensor in (*data.train.tensors, *data.test.tensors)]
     contestants = {
         name: _contestant(plan, method, data, seed, steps, tensors) for name, method in chosen.items()
     }
+    watched = {} if histories is None else _watched(contestants)
     writer.later({"kind": "begin", "seed": seed})
     looks = {max(1, round(share * slices)) for share in _LOOKS_AT_P}
     last: dict[str, dict[str, Any]] = {}
@@ -163,7 +171,20 @@ def _run_seed(
                 if shown:
                     writer.append({"kind": "distribution", "seed": seed, "method": name, **shown})
         progress(seed, index, last)
+    for name, kept in watched.items():
+        assert histories is not None
+        records.save_history(kept.state_dict(), histories / f"history-{name.replace(':', '-')}-{seed}.pt")
     writer.append({"kind": "end", "seed": seed})
+
+
+def _watched(contestants: dict[str, _Contestant]) -> dict[str, adambs.History]:
+    """A history for each method whose sampler draws examples."""
+    samplers = {name: getattr(each.method, "sampler", None) for name, each in contestants.items()}
+    return {
+        name: adambs.History(sampler.n).watch(sampler)
+        for name, sampler in samplers.items()
+        if sampler is not None and sampler.n == contestants[name].method.task.n
+    }
 
 
 def _contestant(
@@ -183,7 +204,7 @@ def _contestant(
 
     def task(model: torch.nn.Module) -> Task:
         loss = training.LOSSES[experiment.loss]
-        settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr)
+        settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr, data.context)
         return Task(model, tensors[0], tensors[1], loss, *settings)
 
     with Streams(plan.device, seed).turn():  # another's: the warm-up must not move the method's own

@@ -29,7 +29,7 @@ def train(method: Method, steps: int) -> int:
         if not torch.isfinite(losses).all():
             raise DivergedError
         method.optimizer.zero_grad()
-        batch.mean(losses).backward()  # type: ignore[no-untyped-call]
+        method.objective(batch, outputs, targets, losses).backward()  # type: ignore[no-untyped-call]
         method.step(batch, outputs, targets, losses)
         examples += len(targets)
     return examples

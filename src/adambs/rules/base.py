@@ -30,6 +30,13 @@ class Rule(ABC):
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """Begin with all n examples equal, or as ``initial_weights`` has them, which are not all zero."""
 
+    def in_context(self, context: Any) -> "Rule":
+        """A new rule with the same settings that groups unseen examples by their labels in ``context``."""
+        raise TypeError(
+            f"{type(self).__name__} has no use for a context: it does not tell unseen examples from others. "
+            "Use Calibrated(), the default, or leave the context out"
+        )
+
     @abstractmethod
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
         """The examples at the quantiles ``u`` in [0, 1], and their ratios: those of :meth:`ratios`."""

@@ -94,6 +94,12 @@ class Calibrated(Rule):
             _group_all(self._order, self._place, self.bounds, initial_weights, self.unit)
         self._settle()
 
+    def in_context(self, context: Any) -> Rule:
+        """One with the same settings that groups unseen examples by their labels."""
+        from adambs.rules.contextual import Contextual  # which is one of these
+
+        return Contextual(context, uniform=self.uniform, memory=self.memory, prior=self.prior)
+
     def _settle(self) -> None:
         """The ratio of each group from its mean, and the running sums of their masses. O(groups)."""
         self.group_ratios, self.group_sums = np.empty_like(self.means), np.empty_like(self.means)

@@ -27,6 +27,10 @@ class Bandit(Method):
     """From what variance reduction on p is drawn from; before that, reshuffled passes."""
     candidates: ClassVar[int] = 3
     """How many times K are scored when it looks."""
+    cap: ClassVar[float] = math.inf
+    """Weight x score is limited to so many times its running mean."""
+    context: ClassVar[int] = 0
+    """Whether unseen examples are grouped by the task's context."""
     rule_class: ClassVar[type[adambs.Rule]] = adambs.Calibrated
     """The library's default, unless a subclass has another."""
     rule_options: ClassVar[dict[str, Any]] = {}
@@ -39,9 +43,12 @@ class Bandit(Method):
             seed=task.seed,
             correction=self.correction,
             gate=self.gate,
+            cap=self.cap,
+            context=task.context if self.context else None,
             candidates=adambs.Candidates(self.candidates),
         )
         self._chosen = 0
+        self._scores: Tensor
         super().__init__(task)
 
     def rule(self, task: Task) -> adambs.Rule:
@@ -65,7 +72,11 @@ class Bandit(Method):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         make = adambs.with_bandit(self.optimizer_class)
-        return make(self.task.model.parameters(), self.sampler, **self.optimizer_options())
+        clip = {"clip": self.clip} if self.clip else {}
+        return make(self.task.model.parameters(), self.sampler, **self.optimizer_options(), **clip)
+
+    def clip_gradients(self) -> None:
+        """It does, :meth:`make_optimizer`."""
 
     def choose(self) -> adambs.Draw:
         if self.drift:
@@ -78,8 +89,12 @@ class Bandit(Method):
         """The present scores of some examples."""
         return self.task.evaluate(indices, "scores")
 
+    def objective(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+        self._scores = self.task.loss.scores(outputs, targets)
+        return batch.mean(losses, self._scores)  # type: ignore[no-any-return]
+
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
-        self.optimizer.step(batch, self.task.loss.scores(outputs, targets))
+        self.optimizer.step(batch, self._scores)
 
     def probabilities(self) -> Floats:
         return self.sampler.probabilities().numpy()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adambs._types import Floats as Floats
 from adambs._types import Indices as Indices
+from adambs.clipping import GradientClip
 from adambs.proposals import Passes
 
 # Examples in a forward pass without gradients: as many as fit a processor's cache.
@@ -52,6 +53,8 @@ class Task:
     seed: int
     one_lr: bool = False
     """Whether methods with a learning rate of their own must use ``lr`` too."""
+    context: Indices | None = None
+    """What is known of each example before it is seen, for methods that want to know."""
 
     @property
     def n(self) -> int:
@@ -123,6 +126,9 @@ class Method(ABC):
     options: ClassVar[dict[str, Any]] = {}
     """Of the optimizer; ``lr`` is the task's unless it stands here."""
 
+    clip: ClassVar[float] = 0.0
+    """Shorten gradients so many times as long as usual, :class:`adambs.clipping.GradientClip`; 0: none."""
+
     untimed = 0.0
     """Seconds excluded from timing: what the oracle spends on knowing everything."""
 
@@ -131,6 +137,12 @@ class Method(ABC):
         self.rng = np.random.default_rng([task.seed, 1])
         self.passes = Passes(task.n, task.seed)  # the same for all of a seed: who reshuffles sees one order
         self.optimizer: Any = self.make_optimizer()
+        if self.clip:
+            self.clip_gradients()
+
+    def clip_gradients(self) -> None:
+        """Let the optimizer clip."""
+        GradientClip(self.clip).attach(self.optimizer)
 
     @classmethod
     def with_setting(cls, name: str, value: float) -> type[Self]:
@@ -139,6 +151,8 @@ class Method(ABC):
             changed = {"options": {**cls.options, "lr": value}}
         elif name in cls.setting_names():
             changed = {name: type(getattr(cls, name))(value)}
+            if name in ("cap", "clip"):
+                changed["biased"] = True  # by what they take away
         else:
             raise ValueError(f"{cls.name} has no setting {name!r}; it has {', '.join(cls.setting_names())}")
         return cls.variant(changed)
@@ -172,6 +186,10 @@ class Method(ABC):
     @abstractmethod
     def choose(self) -> Batch:
         """The examples of the next step. May run forward passes; their time counts."""
+
+    def objective(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+        """What the gradient is taken of."""
+        return batch.mean(losses)  # type: ignore[no-any-return]
 
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         """Gradients are there: take the optimizer's step, and learn what there is to learn."""

@@ -1,0 +1,136 @@
+"""A clip of the gradient relative to its own running norm: a gradient that is far too long is a surprise."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adambs import _check
+from adambs._types import State
+
+# The mean runs over so many steps.
+_MEMORY = 100
+
+
+class GradientClip:
+    """Shortens a gradient that is more than ``factor`` times as long as gradients have been.
+
+    With m the running mean of the (clipped) norms of the last hundred steps, the gradient is multiplied by
+    min(1, factor m / norm). Adam divides by the root of a running mean of squares, which one long gradient
+    enters only in part: a surprise after many small gradients would make a step many times the usual. No
+    gradient is clipped before a first norm is known, and one that is not finite is left as it is.
+
+    The norm is that of all parameters together. On a device nothing waits for it; on the CPU gradients are
+    touched only if they are too long. What is taken away biases the step towards the usual; :attr:`clipped`
+    and :attr:`taken` say how often and how much.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.factor = _check.at_least("clip", factor, 1.0)
+        # Numbers on the CPU, tensors on a device.
+        self._steps: Any = 0  # with a finite gradient
+        self._mean: Any = 0.0
+        self._clipped: Any = 0
+        self._taken: Any = 0.0
+        self._all: Any = 0.0
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> "GradientClip":
+        """Clip before each step of any torch optimizer, such as the one that is compared with."""
+        optimizer.register_step_pre_hook(lambda found, *_: self.apply(found))
+        return self
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients that the optimizer is about to use, in place."""
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        if not gradients:
+            return
+        norm: Any = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        scale = getattr(
+            optimizer, "grad_scale", None
+        )  # of a GradScaler that leaves unscaling to a fused step
+        norm = norm if scale is None else norm / scale
+        shrink = self._shrink_known(norm.item()) if norm.is_cpu else self._shrink_on_device(norm)
+        if shrink is not None:
+            torch._foreach_mul_(gradients, shrink)
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """An optimizer's step, on clipped gradients; a closure's are clipped when it has made them."""
+
+        def clipped(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if closure is None:
+                self.apply(optimizer)
+                return step(optimizer)
+
+            def evaluate() -> Any:
+                loss = closure()
+                self.apply(optimizer)
+                return loss
+
+            return step(optimizer, evaluate)
+
+        return clipped
+
+    def _shrink_known(self, norm: float) -> float | None:
+        """What to multiply the gradient by; None if nothing."""
+        if not math.isfinite(norm):
+            return None
+        self._steps += 1
+        bound = self.factor * self._mean if self._mean > 0 else math.inf
+        kept = min(norm, bound)
+        self._mean = self._mean + (kept - self._mean) / min(self._steps, _MEMORY) if self._mean > 0 else norm
+        self._all += norm
+        if kept == norm:
+            return None
+        self._clipped += 1
+        self._taken += norm - kept
+        return kept / norm
+
+    def _shrink_on_device(self, norm: torch.Tensor) -> torch.Tensor:
+        """The same in tensors, without a look at any of them."""
+        mean = torch.as_tensor(self._mean, dtype=norm.dtype, device=norm.device)
+        finite, known = norm.isfinite(), mean > 0
+        self._steps = self._steps + finite
+        kept = torch.where(known, torch.minimum(norm, self.factor * mean), norm)
+        moved = torch.where(known, mean + (kept - mean) / self._steps.clamp(max=_MEMORY), norm)
+        self._mean = torch.where(finite, moved, mean)
+        self._all = self._all + torch.where(finite, norm, 0.0)
+        self._clipped = self._clipped + (finite & (kept < norm))
+        self._taken = self._taken + torch.where(finite, norm - kept, 0.0)
+        return torch.where(finite & (kept < norm), kept / norm, 1.0)
+
+    @property
+    def clipped(self) -> int:
+        """How many gradients were shortened. Waits for the device."""
+        return int(self._clipped)
+
+    @property
+    def taken(self) -> float:
+        """What was taken away, as a share of the sum of all norms. Waits for the device."""
+        total = float(self._all)
+        return float(self._taken) / total if total > 0 else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "steps": int(self._steps),
+            "mean": float(self._mean),
+            "clipped": int(self._clipped),
+            "taken": float(self._taken),
+            "all": float(self._all),
+        }
+
+    def with_state(self, state: State) -> "GradientClip":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        new = GradientClip(self.factor)
+        new._steps = _check.count(state, "steps")
+        new._mean = _check.number(state, "mean")
+        new._clipped = _check.count(state, "clipped")
+        new._taken, new._all = _check.number(state, "taken"), _check.number(state, "all")
+        return new
+
+    def __repr__(self) -> str:
+        return f"GradientClip({self.factor:g})"

@@ -1,0 +1,97 @@
+"""``adambs probe``: what a probe is asked about, from a file or from an experiment, with a bar."""
+
+import json
+import runpy
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import adambs
+from adambs.lab import models, reproduce, training
+
+_REQUIRED = ("model", "train", "loss", "batch_size")
+_OPTIONAL = ("lr", "optimizer", "contexts", "collate_fn", "seed")
+
+
+@dataclass(frozen=True)
+class Question:
+    """The arguments of :func:`adambs.probe`."""
+
+    model: Any
+    train: Any
+    loss: Any
+    batch_size: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def template() -> str:
+    """A file to begin with, which runs as it is."""
+    return resources.files("adambs.lab").joinpath("probe_template.txt").read_text("utf-8")
+
+
+def from_file(path: Path) -> Question:
+    """Run a Python file of the user's and take the names that it defines."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: see `adambs probe --template` for one to begin with")
+    names = runpy.run_path(str(path), run_name="adambs_probe")
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing:
+        raise ValueError(
+            f"{path} does not define {', '.join(missing)}: see `adambs probe --template` for a file that does"
+        )
+    options = {name: names[name] for name in _OPTIONAL if name in names}
+    model, train, loss, batch_size = (names[name] for name in _REQUIRED)
+    return Question(model, train, loss, batch_size, options)
+
+
+def from_experiment(name: str, scale: str, folder: Path | None, seed: int = 0) -> Question:
+    """An experiment of the lab, as its baseline would train."""
+    plan = reproduce.make_plan(name, scale, reproduce.Overrides())
+    data, experiment = reproduce.prepare(plan, folder), plan.experiment
+    model = models.build(
+        experiment.model,
+        classes=len(data.classes),
+        seed=seed,
+        tokens=data.tokens,
+        features=data.features,
+        **experiment.model_options,
+    )
+    loss = training.LOSSES[experiment.loss]
+
+    def losses_and_scores(model: Any, batch: Any) -> tuple[Any, Any]:
+        outputs = model(batch[0])
+        return loss.losses(outputs, batch[1]), loss.scores(outputs, batch[1])
+
+    options = {"lr": experiment.lr, "seed": seed}
+    return Question(model, data.train, losses_and_scores, experiment.batch_size, options)
+
+
+def run_with_progress(console: Console, question: Question, seconds: float) -> adambs.Answer:
+    """Probe, with a bar that ends when the time is over."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("probing", total=1.0)
+        return adambs.probe(
+            question.model,
+            question.train,
+            question.loss,
+            batch_size=question.batch_size,
+            seconds=seconds,
+            progress=lambda share, words: bar.update(task, completed=share, description=words),
+            **question.options,
+        )
+
+
+def write(answer: adambs.Answer, page: Path | None, numbers: Path | None) -> list[Path]:
+    """The page and the JSON that were asked for."""
+    written = []
+    if page is not None:
+        written.append(answer.report(page))
+    if numbers is not None:
+        numbers.write_text(json.dumps(answer.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        written.append(numbers)
+    return written

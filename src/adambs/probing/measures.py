@@ -1,0 +1,118 @@
+"""What can be known from scores and gradients: pure functions of arrays.
+
+Sampling with p from n examples of scores s has, against uniform sampling, the second moment of the gradient
+lowered by mean(s^2) / mean(s^2 / r), with r = n p. The best p is in proportion to s: mean(s^2) / mean(s)^2.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from adambs._types import Floats, Indices
+
+# As the default rule (see Calibrated), but with groups of a whole octave, and all below 2^-8 in one: a panel
+# has fewer examples. What the middle of a group counts for, and the uniform share of p, are the rule's.
+_OCTAVES, _PRIOR, _UNIFORM = 8, 5.0, 0.05
+
+# What Candidates scores when it looks, in units of K.
+_MULTIPLE = 3
+
+
+def potential(scores: Floats) -> float:
+    """By how much the best p would lower the second moment; 1 if all scores are alike, or zero."""
+    mean = float(scores.mean())
+    return max(float(np.square(scores).mean()) / (mean * mean), 1.0) if mean > 0 else 1.0
+
+
+def reduction(scores: Floats, ratios: Floats) -> float:
+    """By how much p with these ratios n p lowers it; below 1 if it raises it."""
+    ours = float((np.square(scores) / ratios).mean())
+    return float(np.square(scores).mean()) / ours if ours > 0 else 1.0
+
+
+def remembered(old: Floats, new: Floats) -> float:
+    """By how much a p that knows only ``old`` scores of the same examples lowers the second moment now.
+
+    As the default rule does it: examples of like old scores form a group, and p is the root of the group's
+    mean squared score. Half of the examples tell what a group is worth, for the other half, and the reverse:
+    what is learned from an example must not be tested on it.
+    """
+    unit = float(old.max())
+    if unit <= 0:
+        return 1.0
+    with np.errstate(divide="ignore"):
+        groups = np.clip(np.floor(np.log2(old / unit)) + _OCTAVES, 0, _OCTAVES).astype(np.int64)
+    middles = np.square(unit * 2.0 ** (np.arange(_OCTAVES + 1, dtype=np.float64) - _OCTAVES + 0.5))
+    return _cross_fitted(groups, new, middles)
+
+
+def told_apart(context: Indices, scores: Floats) -> float:
+    """By how much a p that knows only the context of each example lowers the second moment."""
+    groups = np.unique(context, return_inverse=True)[1]
+    usual = float(np.square(scores).mean())
+    return _cross_fitted(groups, scores, np.full(int(groups.max()) + 1, usual))
+
+
+def _cross_fitted(groups: Indices, scores: Floats, prior: Floats) -> float:
+    squares, ratios = np.square(scores), np.empty(len(scores))
+    for here in (slice(0, None, 2), slice(1, None, 2)):
+        there = slice(1 - here.start, None, 2)
+        count = np.bincount(groups[there], minlength=len(prior))
+        total = np.bincount(groups[there], squares[there], minlength=len(prior))
+        roots = np.sqrt((total + _PRIOR * prior) / (count + _PRIOR))[groups[here]]
+        ratios[here] = (1 - _UNIFORM) * roots / roots.mean() + _UNIFORM if roots.mean() > 0 else 1.0
+    return reduction(scores, ratios)
+
+
+def noise_to_signal(gradients: Sequence[torch.Tensor]) -> float:
+    """How many times larger than its mean's the gradient's noise is: E|g - G|^2 / |G|^2, of such batches.
+
+    From b gradients of independent batches, without bias: |G|^2 is the mean of g_i . g_j over i != j.
+    Infinite if the mean drowns in the noise.
+    """
+    b = len(gradients)
+    stacked = torch.stack([gradient.double() for gradient in gradients])
+    squares = float(stacked.square().sum())
+    whole = float(stacked.sum(0).square().sum())
+    signal = (whole - squares) / (b * (b - 1))
+    noise = squares / b - signal
+    return noise / signal if signal > 0 else math.inf
+
+
+def of_a_batch(value: float, noise: float) -> float:
+    """What lowering the noise by ``value`` does to a second moment of which the mean is a part."""
+    return value if math.isinf(noise) else (1 + noise) / (1 + noise / value)
+
+
+def at_age(pairs: Sequence[tuple[int, float]], age: float) -> float:
+    """What memory is worth at an age, from what it was worth at others: straight in the logarithms.
+
+    Beyond the ages that were measured the line of least squares is continued; it never rises, nor falls
+    below 1.
+    """
+    known = sorted((float(a), max(value, 1.0)) for a, value in pairs if a > 0)
+    if not known:
+        return 1.0
+    if len(known) == 1 or age <= known[0][0]:
+        return known[0][1]
+    x, y = np.log([a for a, _ in known]), np.log([value for _, value in known])
+    if age <= known[-1][0]:
+        return float(np.exp(np.interp(math.log(age), x, y)))
+    slope, level = np.polyfit(x, y, 1)
+    return max(float(np.exp(level + slope * math.log(age) if slope < 0 else y.mean())), 1.0)
+
+
+def look_gain(possible: float, kept: float) -> float:
+    """By how much a look lowers the rest, if p has ``kept`` so much of what is ``possible``.
+
+    With T = possible / kept it is 1 / (1/T + (1 - 1/T) / 3): see Candidates.
+    """
+    left = min(kept / possible, 1.0)
+    return 1 / (left + (1 - left) / _MULTIPLE)
+
+
+def look_cost(share: float) -> float:
+    """How many times longer a step with a look takes, if scoring K examples takes ``share`` of a step."""
+    return 1 + _MULTIPLE * share

@@ -1,0 +1,209 @@
+"""What a probe is asked about: a model, a data set, and how a batch of it becomes losses and scores."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from adambs import _check, scores
+from adambs._types import Floats, Indices
+from adambs.draw import check_losses
+from adambs.fetching import Fetcher
+
+Loss = Callable[..., Any]
+
+
+def _sigmoid(logits: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, target.to(logits), reduction="none")
+
+
+def _sigmoid_scores(logits: Tensor, target: Tensor) -> Tensor:
+    return scores.binary_cross_entropy_with_logits(logits, target.to(logits))
+
+
+def _rows(losses: Tensor) -> Tensor:
+    return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+
+
+# (outputs, targets) -> one loss an example, and the closed form of its score.
+_KNOWN: dict[Any, tuple[Loss, Loss]] = {
+    F.cross_entropy: (lambda z, y: F.cross_entropy(z, y, reduction="none"), scores.cross_entropy),
+    F.binary_cross_entropy_with_logits: (lambda z, y: _rows(_sigmoid(z, y)), _sigmoid_scores),
+    F.mse_loss: (lambda z, y: _rows(F.mse_loss(z, y, reduction="none")), scores.mse_loss),
+}
+_MODULES: dict[Any, Any] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.MSELoss: F.mse_loss,
+}
+
+
+class Problem:
+    """A model with its own copy of everything that training changes, and the losses of its batches.
+
+    Args:
+        loss: ``F.cross_entropy``, ``F.binary_cross_entropy_with_logits`` or ``F.mse_loss`` (or the modules of
+            the same name with ``reduction="none"``) for batches ``(x, y)``; or ``loss(model, batch)``, which
+            returns one loss for each example, or a pair of losses and scores.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Any,
+        loss: Any,
+        batch_size: int,
+        *,
+        lr: float,
+        optimizer: torch.optim.Optimizer | None,
+        collate_fn: Any,
+        seed: int,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                "model has no parameters to train: nothing would be learned, by whatever batches"
+            )
+        if (
+            isinstance(train, IterableDataset)
+            or not hasattr(train, "__getitem__")
+            or not hasattr(train, "__len__")
+        ):
+            raise TypeError(
+                f"train must have len() and train[i], and {type(train).__name__} has not: choosing examples "
+                "needs a map-style data set"
+            )
+        self.n = len(train)
+        if self.n < 2:
+            raise ValueError(
+                f"train has {self.n} example{'s' * (self.n != 1)}: there is nothing to choose among"
+            )
+        self.batch_size = _check.whole("batch_size", batch_size, least=1)
+        if self.batch_size > self.n:
+            raise ValueError(f"batch_size must be at most the {self.n} examples of train, not {batch_size}")
+        self._known = _known(loss)
+        if self._known is None and not callable(loss):
+            raise TypeError(
+                f"loss must be F.cross_entropy or another known loss, or a function loss(model, batch), not "
+                f"{loss!r}"
+            )
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        self.loss = loss
+        # Copied together, the optimizer's copy refers to the parameters of the model's.
+        self.model, copied = copy.deepcopy((model, optimizer))
+        if copied is None:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            copied = torch.optim.Adam(trained, lr=_check.positive("lr", lr))
+        self.optimizer: torch.optim.Optimizer = copied
+        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        self.device = next(self.model.parameters()).device
+        self.fetcher = Fetcher(train, collate_fn, seed, carry=False)
+        self._output: Tensor | None = None
+        if self._known is None:
+            self.model.register_forward_hook(self._remember)
+
+    def _remember(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._output = output if isinstance(output, Tensor) else None
+
+    def batch(self, indices: Indices) -> Any:
+        """A batch of these examples, where the model is."""
+        return _moved(self.fetcher.collated(self.fetcher.examples(indices)), self.device)
+
+    def losses_and_scores(self, batch: Any, K: int) -> tuple[Tensor, Tensor]:
+        """One loss and one score for each of the K examples."""
+        if self._known is not None:
+            x, y = _pair(batch)
+            output = self.model(x)
+            losses = self._known[0](output, y)
+            check_losses(losses, K)
+            return losses, self._known[1](output.detach(), y).detach()
+        self._output = None
+        found = self.loss(self.model, batch)
+        losses, given = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        check_losses(losses, K)
+        return losses, self._norms(losses, K) if given is None else given.detach()
+
+    def _norms(self, losses: Tensor, K: int) -> Tensor:
+        """The norm of each example's gradient at the model's output, for a loss that is not known."""
+        output = self._output
+        if output is None or output.ndim == 0 or len(output) != K or not output.requires_grad:
+            raise ValueError(
+                "scores are not known for this loss: the model's output must be one tensor with a row for "
+                "each example; else let loss(model, batch) return a pair, losses and scores"
+            )
+        [gradient] = torch.autograd.grad(losses.sum(), output, retain_graph=True)
+        norms: Tensor = torch.linalg.vector_norm(
+            gradient.flatten(1) if gradient.ndim > 1 else gradient[:, None], dim=1
+        )
+        return norms
+
+    def scores(self, indices: Indices, size: int) -> Floats:
+        """The present scores of some examples, without dropout, ``size`` at a time."""
+        self.model.eval()
+        found = []
+        for start in range(0, len(indices), size):
+            part = indices[start : start + size]
+            with torch.set_grad_enabled(self._known is None):
+                found.append(self.losses_and_scores(self.batch(part), len(part))[1].double().cpu().numpy())
+        self.model.train()
+        values: Floats = np.concatenate(found)
+        return values
+
+    def gradient(self, indices: Indices) -> Tensor:
+        """The gradient of the mean loss of these examples, as one vector."""
+        losses, _ = self.losses_and_scores(self.batch(indices), len(indices))
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(losses.mean(), trained, allow_unused=True)
+        return torch.cat([part.flatten() for part in found if part is not None])
+
+    def labels(self, indices: Indices) -> Indices | None:
+        """The classes of some examples, if batches are pairs and the second is whole numbers."""
+        batch = self.fetcher.collated(self.fetcher.examples(indices))
+        if isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
+            y = batch[1]
+            if y.ndim == 1 and not y.is_floating_point() and not y.is_complex():
+                return y.numpy(force=True)
+        return None
+
+
+def _known(loss: Any) -> tuple[Loss, Loss] | None:
+    for kind, function in _MODULES.items():
+        if type(loss) is kind:
+            if loss.reduction != "none":
+                raise ValueError(
+                    f'loss is reduced already ({loss.reduction}): give {kind.__name__}(reduction="none"), '
+                    "for a probe needs the loss of each example"
+                )
+            if getattr(loss, "weight", None) is not None or getattr(loss, "label_smoothing", 0.0) != 0.0:
+                return None
+            return _KNOWN[function]
+    try:
+        return _KNOWN.get(loss)
+    except TypeError:  # not hashable, so none of ours
+        return None
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise TypeError(
+            f"a batch of train must be a pair (x, y) for this loss, not {type(batch).__name__}: give "
+            "loss(model, batch) for any other kind of batch"
+        )
+    return batch[0], batch[1]
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(_moved(value, device) for value in batch)
+    return batch

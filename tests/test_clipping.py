@@ -1,0 +1,193 @@
+"""The clip relative to the running norm, against a loop; in optimizers, closures, scalers and states."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from helpers import same, saved_and_loaded, small_net
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import adambs
+from adambs.clipping import GradientClip
+
+
+class ByHand:
+    """The definition, in floats."""
+
+    def __init__(self, factor):
+        self.factor, self.mean, self.steps = factor, None, 0
+
+    def __call__(self, norm):
+        if not math.isfinite(norm):
+            return norm
+        self.steps += 1
+        kept = norm if not self.mean else min(norm, self.factor * self.mean)
+        self.mean = norm if not self.mean else self.mean + (kept - self.mean) / min(self.steps, 100)
+        return kept
+
+
+def sgd(shape=(3,)):
+    """One parameter; a step of SGD moves it by its gradient."""
+    parameter = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    return parameter, torch.optim.SGD([parameter], lr=1.0)
+
+
+@given(
+    norms=st.lists(st.sampled_from([0.0, 1e-6, 0.5, 1.0, 2.0, 50.0, math.inf]), min_size=1, max_size=150),
+    factor=st.sampled_from([1.0, 3.0, 10.0]),
+)
+def test_it_is_its_definition_and_the_same_on_a_device(norms, factor):
+    by_hand, clip, on_device = ByHand(factor), GradientClip(factor), GradientClip(factor)
+    parameter, optimizer = sgd()
+    taken = []
+    for norm in norms:
+        kept = by_hand(norm)
+        parameter.grad = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64) * norm
+        parameter.grad[1] = 0.0
+        clip.apply(optimizer)
+        shrink = on_device._shrink_on_device(torch.tensor(norm, dtype=torch.float64))
+        if math.isfinite(norm):
+            assert parameter.grad.norm().item() == pytest.approx(kept, rel=1e-9, abs=1e-15)
+            assert float(shrink) * norm == pytest.approx(kept, rel=1e-9, abs=1e-15)
+            taken.append((norm - kept, norm))
+        else:
+            assert shrink == 1
+    away = np.array(taken).reshape(-1, 2).sum(axis=0)
+    assert on_device.state_dict() == pytest.approx(clip.state_dict(), rel=1e-9)
+    assert clip.clipped == sum(t > 0 for t, _ in taken)
+    assert clip.taken == pytest.approx(away[0] / away[1] if away[1] else 0.0, rel=1e-9)
+
+
+def test_the_norm_is_that_of_all_parameters_and_those_without_a_gradient_do_not_count():
+    a, b, c = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b, c], "lr": 0.1}], lr=1.0)
+    clip = GradientClip(2.0)
+    clip.apply(optimizer)  # nothing there
+    for size in (1.0, 10.0):
+        a.grad, b.grad = torch.tensor([3.0 * size, 0.0]), torch.tensor([0.0, 4.0 * size])
+        clip.apply(optimizer)
+    assert torch.cat([a.grad, b.grad]).norm().item() == pytest.approx(10.0)
+    assert (clip.clipped, clip.taken) == (1, pytest.approx(40 / 55))
+
+
+def problem(optimizer_class, **options):
+    """A net on a constant gradient whose scale jumps by 100 at step 30: without a clip it is thrown."""
+    net = small_net(dtype=torch.float64)
+    sampler = adambs.BanditSampler(60, 10, rule=adambs.Uniform())
+    return net, optimizer_class(net.parameters(), sampler, **options)
+
+
+def steps(net, optimizer, count, jump=10**9, closure=False):
+    x = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(10, 6)
+    for step in range(count):
+        scale = 100.0 if step >= jump else 1.0
+
+        def evaluate(scale=scale):
+            optimizer.zero_grad()
+            loss = scale * net(x).square().mean()
+            loss.backward()
+            return loss
+
+        draw = optimizer.sampler.draw()
+        if closure:
+            optimizer.step(draw, np.ones(10), evaluate)
+        else:
+            evaluate()
+            optimizer.step(draw, np.ones(10))
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("kind", [adambs.AdamBS, adambs.with_bandit(torch.optim.SGD)])
+def test_an_optimizer_clips_as_one_whose_gradients_were_clipped_before(kind, closure):
+    net, optimizer = problem(kind, lr=0.01, clip=2.0)
+    steps(net, optimizer, 40, jump=30, closure=closure)
+    base = torch.optim.Adam if kind is adambs.AdamBS else torch.optim.SGD
+    twin = small_net(dtype=torch.float64)
+    plain = base(twin.parameters(), lr=0.01)
+    clip = GradientClip(2.0).attach(plain)
+    x = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(10, 6)
+    for step in range(40):
+        plain.zero_grad()
+        ((100.0 if step >= 30 else 1.0) * twin(x).square().mean()).backward()
+        plain.step()
+    assert same(net.state_dict(), twin.state_dict())
+    assert optimizer.clip.clipped == clip.clipped > 0
+    without, loose = problem(kind, lr=0.01)
+    steps(without, loose, 40, jump=30)
+    assert not same(without.state_dict(), net.state_dict())
+
+
+def test_step_without_a_draw_clips_too():
+    net, optimizer = problem(adambs.AdamBS, clip=1.0)
+    for size in (1.0, 100.0):
+        for p in net.parameters():
+            p.grad = torch.full_like(p, size)
+        optimizer.step()
+    assert optimizer.clip.clipped == 1
+    assert next(net.parameters()).grad.max() == pytest.approx(1.0)
+
+
+def test_a_scaler_does_not_change_what_is_clipped():
+    """With a fused step the scaler leaves gradients scaled: the norm is taken of what they stand for."""
+    results = []
+    for scale in (1.0, 1024.0):
+        parameter, _ = sgd()
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        optimizer.grad_scale = torch.tensor(scale)
+        clip = GradientClip(2.0)
+        for norm in (1.0, 1.0, 50.0):
+            parameter.grad = torch.tensor([norm, 0.0, 0.0], dtype=torch.float64) * scale
+            clip.apply(optimizer)
+        results.append((parameter.grad.norm().item() / scale, clip.state_dict()["mean"], clip.clipped))
+    assert results[0] == pytest.approx(results[1])
+    assert results[0][0] == pytest.approx(2.0)
+
+
+def test_it_resumes_from_states_pickles_and_copies():
+    net, optimizer = problem(adambs.AdamBS, lr=0.01, clip=1.5)
+    steps(net, optimizer, 20, jump=10)
+    other, loaded = problem(adambs.AdamBS, lr=0.01, clip=1.5)
+    other.load_state_dict(net.state_dict())
+    loaded.load_state_dict(saved_and_loaded(optimizer.state_dict()))
+    for twin_net, twin in (
+        (other, loaded),
+        copy.deepcopy((net, optimizer)),
+        pickle.loads(pickle.dumps((net, optimizer))),
+    ):
+        straight_net, straight = copy.deepcopy((net, optimizer))
+        steps(straight_net, straight, 10)
+        steps(twin_net, twin, 10)
+        assert same(straight_net.state_dict(), twin_net.state_dict())
+        assert same(straight.state_dict(), twin.state_dict())
+    assert optimizer.clip.clipped > 0
+
+
+def test_a_state_without_a_clip_begins_anew_and_a_damaged_one_changes_nothing():
+    net, optimizer = problem(adambs.AdamBS, clip=2.0)
+    steps(net, optimizer, 5)
+    state = optimizer.state_dict()
+    plain = problem(adambs.AdamBS)[1]
+    plain.load_state_dict(state)  # the clip's part is not needed
+    assert "clip" not in plain.state_dict()
+    del state["clip"]
+    fresh = problem(adambs.AdamBS, clip=2.0)[1]
+    fresh.load_state_dict(state)
+    assert fresh.clip.state_dict() == GradientClip(2.0).state_dict()
+    before = fresh.state_dict()
+    for name, value in (("mean", -1.0), ("steps", 0.5), ("taken", math.inf), ("clipped", None)):
+        bad = optimizer.state_dict()
+        bad["clip"][name] = value
+        with pytest.raises(ValueError, match=name):
+            fresh.load_state_dict(bad)
+        assert same(fresh.state_dict(), before)
+
+
+@pytest.mark.parametrize("bad", [0.5, -1, math.nan, math.inf])
+def test_a_bad_factor_is_refused(bad):
+    with pytest.raises(ValueError, match="clip must be finite and at least 1"):
+        problem(adambs.AdamBS, clip=bad)
