@@ -20,7 +20,7 @@ import adambs
 from adambs import cli
 from adambs.lab import experiments, machine, records, reproduce, runner, summary, sweep
 from adambs.lab.analysis import Estimate, analyse
-from adambs.lab.report_tables import terminal_table
+from adambs.lab.report.tables import terminal_table
 
 SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
 

@@ -299,7 +299,7 @@ def bench(
 def _write_report(folders: list[Path], out: Path) -> None:
     from adambs.lab import records
     from adambs.lab.report import write_report
-    from adambs.lab.report_tables import terminal_table
+    from adambs.lab.report.tables import terminal_table
 
     runs = [records.read(folder) for folder in folders]
     page = write_report(runs, out)

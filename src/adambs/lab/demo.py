@@ -9,7 +9,7 @@ from adambs.lab import records, reproduce, runner
 from adambs.lab.datasets import Data
 from adambs.lab.errors import STOPPED
 from adambs.lab.report import write_report
-from adambs.lab.report_tables import terminal_table
+from adambs.lab.report.tables import terminal_table
 
 METHODS = ("adam", "adam-impt", "adambs")
 RUNS = {"digits": 1.0, "digits-long-tailed": 50.0}

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from adambs.lab.analysis import Analysis, Estimate, Speedup, across
 from adambs.lab.figures import INK, MUTED, plain, style, tidy
-from adambs.lab.report_tables import markdown
+from adambs.lab.report.tables import markdown
 from adambs.lab.sweep import DEFAULT, ORACLE, TRIALS
 from adambs.lab.words import points, times_and_interval
 

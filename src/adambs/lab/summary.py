@@ -8,7 +8,7 @@ from adambs.lab.analysis import Analysis, analyse
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.figures import save, save_figures
 from adambs.lab.overview import SideBySide, against_baseline, sweep_figure
-from adambs.lab.report_tables import balanced_rows, main_rows, markdown, more_rows
+from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
 from adambs.lab.sweep import DEFAULT, is_sweep, sweep_section
 from adambs.lab.words import compared, headline, run_title, warnings_of
 

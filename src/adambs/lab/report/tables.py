@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from markupsafe import Markup
 
 from adambs.lab.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
 from adambs.lab.figures import speedup_range, style
 from adambs.lab.records import Run
-from adambs.lab.report_markup import Markup, esc, fill, join, slugs, swatch
+from adambs.lab.report.markup import fill, join, slugs, swatch
 from adambs.lab.terminal import Numbers
 from adambs.lab.words import (
     not_reached,
@@ -24,27 +25,37 @@ from adambs.lab.words import (
 LEFT = ("Method", "95 % interval", "In words")
 
 
-def _table(names: list[str], bodies: Iterable[str], label: str) -> Markup:
-    heads = (f'<th scope="col"{" class=left" if name in LEFT else ""}>{esc(name)}</th>' for name in names)
+def _table(names: list[str], bodies: Iterable[Markup], label: str) -> Markup:
+    head = Markup('<th scope="col"{}>{}</th>')
+    heads = (head.format(Markup(" class=left") if name in LEFT else "", name) for name in names)
     return fill("table", label=label, heads=join(heads), bodies=join(bodies))
 
 
-def _row(analysis: Analysis, method: str, cells: Iterable[str]) -> str:
+def _row(analysis: Analysis, method: str, cells: Iterable[Markup]) -> Markup:
     biased = analysis.run.methods.get(method, {}).get("biased")
-    mark = ' <span class="biased">biased</span>' if biased else ""
-    name = f'<th scope="row">{swatch(method)}{esc(analysis.title(method))}{mark}</th>'
-    return f"<tr>{name}{''.join(cells)}</tr>"
+    mark = Markup(' <span class="biased">biased</span>') if biased else ""
+    row = Markup('<tr><th scope="row">{}{}{}</th>{}</tr>')
+    return row.format(swatch(method), analysis.title(method), mark, join(cells))
 
 
-def _body(title: str, columns: int, rows: Iterable[str]) -> str:
-    head = f'<tr class="group"><th scope="rowgroup" colspan="{columns}">{title}</th></tr>'
-    return f"<tbody>{head}{''.join(rows)}</tbody>"
+def _body(title: str, columns: int, rows: Iterable[Markup]) -> Markup:
+    head = Markup('<tr class="group"><th scope="rowgroup" colspan="{}">{}</th></tr>').format(columns, title)
+    return Markup("<tbody>{}{}</tbody>").format(head, join(rows))
 
 
-def _value(estimate: Estimate, metric: str, *, best: bool = False) -> str:
+def _rows(rows: Iterable[Markup]) -> Markup:
+    return Markup("<tbody>{}</tbody>").format(join(rows))
+
+
+def _cell(shown: str, small: str = "", *, attributes: str = "") -> Markup:
+    """A cell with a second line in small letters, if there is one."""
+    below = Markup("<small>{}</small>").format(small) if small else ""
+    return Markup("<td{}>{}{}</td>").format(Markup(attributes), shown, below)
+
+
+def _value(estimate: Estimate, metric: str, *, best: bool = False) -> Markup:
     shown, half = value_and_half(estimate, metric)
-    small = f"<small>± {half}</small>" if half else ""
-    return f"<td{' class=best' if best else ''}>{shown}{small}</td>"
+    return _cell(shown, f"± {half}" if half else "", attributes=" class=best" if best else "")
 
 
 def finals_table(analysis: Analysis) -> Markup:
@@ -58,7 +69,7 @@ def finals_table(analysis: Analysis) -> Markup:
         for name, unit in (("step", ""), ("seconds", " s"), ("examples", "")):
             total = float(np.mean([each[name][-1] for each in analysis.series[method].values()]))
             shown = f"{total:,.{1 if unit else 0}f}{unit}" if math.isfinite(total) else "–"
-            cells.append(f"<td>{shown}</td>")
+            cells.append(_cell(shown))
         rows.append(_row(analysis, method, cells))
     names = [
         "Method",
@@ -69,7 +80,7 @@ def finals_table(analysis: Analysis) -> Markup:
     ]
     several = len(analysis.seeds) > 1
     interval = "± is the 95 % interval (Student’s t)." if several else "One seed has no interval."
-    table = _table(names, [f"<tbody>{''.join(rows)}</tbody>"], "Final losses and errors")
+    table = _table(names, [_rows(rows)], "Final losses and errors")
     return fill("finals", seeds=len(analysis.seeds), interval=interval, table=table)
 
 
@@ -89,18 +100,19 @@ def speedup_table(analysis: Analysis) -> Markup:
     return fill("speedups", baseline=analysis.title(analysis.baseline), table=table)
 
 
-def _speedup_row(analysis: Analysis, speedup: Speedup) -> str:
+def _speedup_row(analysis: Analysis, speedup: Speedup) -> Markup:
     cells = []
     for k, ratios in enumerate(speedup.ratios):
         count = sum(not ratio.reached for ratio in ratios)
-        small = f"<small class=missed>{count} of {len(ratios)} not reached</small>" if count else ""
-        cells.append(f"<td>{esc(times(speedup, k))}{small}</td>")
+        missing = Markup("<small class=missed>{} of {} not reached</small>").format(count, len(ratios))
+        cells.append(_cell(times(speedup, k) + (missing if count else Markup())))
     mean = speedup.overall
-    interval = f"<small>{mean.low:.2f} to {mean.high:.2f}</small>" if mean.low is not None else ""
-    cells.append(f"<td><strong>{esc(times(speedup))}</strong>{interval}</td>")
-    cells.append(f'<td class="forest">{_forest(analysis, speedup)}</td>')
-    missed = f"<small>{not_reached(speedup)}</small>" if speedup.missed else ""
-    cells.append(f'<td class="words"><span class="{speedup.verdict}">{speedup.verdict}</span>{missed}</td>')
+    interval = f"{mean.low:.2f} to {mean.high:.2f}" if mean.low is not None else ""
+    cells.append(_cell(Markup("<strong>{}</strong>").format(times(speedup)), interval))
+    cells.append(_cell(_forest(analysis, speedup), attributes=' class="forest"'))
+    verdict = Markup('<span class="{0}">{0}</span>').format(speedup.verdict)
+    missed = not_reached(speedup) if speedup.missed else ""
+    cells.append(_cell(verdict, missed, attributes=' class="words"'))
     return _row(analysis, speedup.method, cells)
 
 
@@ -134,8 +146,8 @@ def beyond_table(analysis: Analysis) -> Markup:
     for method in (analysis.baseline, *others):
         final = _speedup_cell(analysis, method, analysis.speedups[method]["seconds"].last)
         cells = [final, rise(analysis.steadiness[method]), *_error_cells(analysis, method)]
-        rows.append(_row(analysis, method, (f"<td>{esc(cell)}</td>" for cell in cells)))
-    table = _table(names, [f"<tbody>{''.join(rows)}</tbody>"], "Final loss, steadiness and test error")
+        rows.append(_row(analysis, method, map(_cell, cells)))
+    table = _table(names, [_rows(rows)], "Final loss, steadiness and test error")
     return fill("beyond", baseline=baseline, table=table)
 
 
@@ -153,12 +165,12 @@ def overall_table(analyses: list[Analysis]) -> Markup:
                 _value(analysis.finals[method][metric], metric) for metric in ("train_loss", "test_error")
             ]
             *numbers, verdict = speed_cells(analysis, method)
-            cells += [f"<td>{esc(each)}</td>" for each in numbers]
-            rows.append(_row(analysis, method, [*cells, f'<td class="words">{esc(verdict)}</td>']))
-        link = f'<a href="#{slug}">{esc(run_title(analysis))}</a>'
+            cells += [*map(_cell, numbers), _cell(verdict, attributes=' class="words"')]
+            rows.append(_row(analysis, method, cells))
+        link = Markup('<a href="#{}">{}</a>').format(slug, run_title(analysis))
         bodies.append(_body(link, len(names), rows))
     table = _table(names, bodies, "All experiments")
-    return Markup(f'<section class="run" id="overall"><h2>All experiments</h2>{table}</section>')
+    return Markup('<section class="run" id="overall"><h2>All experiments</h2>{}</section>').format(table)
 
 
 # ------------------------------------------------------------------------- the terminal and RESULTS.md
