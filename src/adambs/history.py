@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from adambs import _check
 from adambs._jit import kernel
 from adambs._types import Floats, Indices
-from adambs.draw import Draw, check_losses
+from adambs.draw import Draw
 from adambs.feedback import _copied as start_copy
 from adambs.processes import Gathering
 from adambs.sampler import BanditSampler
@@ -104,7 +104,7 @@ class History:
             raise ValueError("history keeps no losses: build it with History(n, with_losses=True)")
         if not isinstance(draw, Draw):
             raise TypeError(f"draw must be a Draw, not {type(draw).__name__}")
-        check_losses(losses, len(draw))
+        _check.losses(losses, len(draw))
         group = None if self._sampler is None else self._sampler.processes.group
         if group is not None:
             whole = draw.whole

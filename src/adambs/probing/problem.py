@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset
 
 from adambs import _check, scores
 from adambs._types import Floats, Indices
-from adambs.draw import check_losses
 from adambs.fetching import Fetcher
 
 Loss = Callable[..., Any]
@@ -122,12 +121,12 @@ class Problem:
             x, y = _pair(batch)
             output = self.model(x)
             losses = self._known[0](output, y)
-            check_losses(losses, K)
+            _check.losses(losses, K)
             return losses, self._known[1](output.detach(), y).detach()
         self._output = None
         found = self.loss(self.model, batch)
         losses, given = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-        check_losses(losses, K)
+        _check.losses(losses, K)
         return losses, self._norms(losses, K) if given is None else given.detach()
 
     def _norms(self, losses: Tensor, K: int) -> Tensor:
