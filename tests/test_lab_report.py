@@ -112,17 +112,15 @@ def test_the_terminal_has_the_same_numbers(tmp_path: Path):
     found = analyse(run)
     for method, by_axis in found.speedups.items():
         assert fixtures.TITLES[method] in shown
-        assert f" {rise(found.steadiness[method])} " in shown
         assert f"<td>{rise(found.steadiness[method])}</td>" in page
         if method != "adam":
             assert all(esc(times(each)) in page for each in by_axis.values())
             final, lowest = by_axis["seconds"].last, found.to_lowest_error[method]
-            for each in (*by_axis.values(), final, lowest):
+            for each in by_axis.values():
                 assert times_and_interval(each.overall, each.bounded()) in shown
             for each in (final, lowest):
                 assert f"<td>{esc(times_and_interval(each.overall, each.bounded()))}</td>" in page
             for each in (found.equal_time, found.stopped_early):
-                assert points(each["test_error"][method]) in shown
                 assert f"<td>{points(each['test_error'][method])}</td>" in page
     console.print(terminal_table([write_run(tmp_path / "h", hostile=True, seeds=1, slices=3), run]))
 
