@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests bench format clean
+.PHONY: demo test lint types tests package bench format clean
 
 demo: .venv/installed
 	$(BIN)/adambs demo
@@ -18,6 +18,9 @@ types: .venv/installed
 
 tests: .venv/installed
 	$(BIN)/pytest
+
+package: .venv/installed
+	$(BIN)/python .ci/package.py
 
 bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[bench]"
