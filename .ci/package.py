@@ -1,4 +1,4 @@
-"""Builds the wheel and the sdist, looks into them, and runs the README's loop where only the wheel is installed.
+"""Builds the wheel and the sdist, looks into them, and runs the README's loop with the wheel alone.
 
     python .ci/package.py [--other-pythons python3.12 python3.13]
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from base64 import b64encode
 from functools import cache
-from importlib import metadata, resources
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ def render(
     ``script`` is the name of the one script of the package that it runs, ``library`` the text of what that
     script needs before it.
     """
+    from adambs import __version__
+
     codes = [code for code in (library, "" if script is None else _text(script, package)) if code]
     page = _environment(package).get_template(template)
     return page.render(
-        version=metadata.version("adambs"),
+        version=__version__,
         css=style_sheet(),
         scripts=codes,
         policy=" ".join(map(_allowed, codes)) or "'none'",
