@@ -31,12 +31,13 @@ import torch.nn.functional as F
 import adambs
 
 torch.manual_seed(0)
-x = torch.randn(1024, 5)
-train = torch.utils.data.TensorDataset(x, (x[:, 0] > 1).long())
+inputs = torch.randn(1024, 5)
+labels = (inputs[:, 0] > 1).long()
+train = torch.utils.data.TensorDataset(inputs, labels)
 model = torch.nn.Linear(5, 2)
-before = F.cross_entropy(model(x), train.tensors[1]).item()
+before = F.cross_entropy(model(inputs), labels).item()
 {loop}
-after = F.cross_entropy(model(x), train.tensors[1]).item()
+after = F.cross_entropy(model(inputs), labels).item()
 assert after < before, (before, after)
 extras = {{"typer", "rich", "matplotlib", "plotly", "sklearn", "scipy"}} & set(sys.modules)
 assert not extras, extras

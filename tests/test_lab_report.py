@@ -308,3 +308,34 @@ def test_several_runs_have_contents_and_a_table_of_all(driver: Any, tmp_path: Pa
     sizes = ask(driver, "[...document.querySelectorAll('#cnn-fashion .card img')].map((i) => i.naturalWidth)")
     assert sizes == [14] * 24
     assert driver.get_log("browser") == []
+
+
+def test_plots_are_drawn_for_paper_before_it_is_printed_and_for_the_screen_afterwards(
+    driver: Any, page: Path
+):
+    """The sizes are right as soon as the event has been handled: the browser waits for nothing else."""
+    sizes = "[...document.querySelectorAll('[data-plot] .main-svg:first-child')].map((s) => s.clientWidth)"
+    visit(driver, page)
+    on_screen = ask(driver, sizes)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+        assert set(ask(driver, sizes)) == {660, 325}
+        # No picture is larger than its box, so none hides what stands below it.
+        code = """[...document.querySelectorAll("[data-plot]")].filter((plot) =>
+            plot.querySelector(".main-svg").getBoundingClientRect().bottom >
+            plot.parentElement.querySelector("figcaption").getBoundingClientRect().top + 1).length"""
+        assert ask(driver, code) == 0
+        assert ask(driver, "getComputedStyle(document.querySelector('.run')).breakBefore") == "auto"
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    driver.execute_script("dispatchEvent(new Event('afterprint'))")
+    wait(lambda: ask(driver, sizes) == on_screen)
+
+
+@pytest.mark.parametrize(("width", "legend"), [(390, False), (1280, True)])
+def test_a_caption_speaks_of_the_legend_that_is_there(driver: Any, page: Path, width: int, legend: bool):
+    visit(driver, page, width)
+    assert bool(ask(driver, "document.querySelectorAll('[data-plot=curves] .legendtoggle').length")) == legend
+    caption = driver.find_element("css selector", "figcaption").text
+    assert ("in the legend" in caption) == legend
