@@ -1,8 +1,9 @@
-# `make demo` and `make test` do all their set-up themselves, in .venv.
+# `make demo` and `make test` do all their set-up themselves, in .venv. `make trainers` adds Lightning, Hugging
+# Face, Keras and the rest that adambs.integrations speaks to; without them their tests are skipped.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests package bench format clean
+.PHONY: demo test lint types tests trainers docs package bench format clean
 
 demo: .venv/installed
 	$(BIN)/adambs demo
@@ -22,6 +23,17 @@ tests: .venv/installed
 package: .venv/installed
 	$(BIN)/python .ci/package.py
 
+docs: .venv/installed
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/sphinx-build --quiet --fail-on-warning -b doctest -d docs/_build/doctrees docs docs/_build/doctest
+	@echo "The site: docs/_build/html/index.html"
+
+trainers: .venv/trainers
+
+.venv/trainers: .venv/installed
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,trainers]"
+	@touch $@
+
 bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[bench]"
 	$(BIN)/adambs bench
@@ -38,5 +50,5 @@ format: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo docs/_build docs/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

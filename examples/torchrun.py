@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node 2 examples/torchrun.py
 
-Runs without torchrun too, as one process, with the same draws. A checkpoint is written after each epoch, and
-`--max-restarts 3`, or another run with any number of processes, goes on from it.
+Runs without torchrun too, as one process, with the same draws. With `--checkpoint FILE` it is written after
+each epoch, and another run with any number of processes goes on from it; so does torchrun itself after a
+crash, with `--max-restarts 3` and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (see docs/many-processes.md).
 """
 
 import argparse

@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,9 @@ import torch
 # Shared machines stall: a slow example is not a failure. Derandomised: CI fails for a reason, not by luck.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("suite")
+
+# Read when keras is imported, wherever that is.
+os.environ.setdefault("KERAS_BACKEND", "torch")
 
 # Two cores, small tensors: threads only add noise.
 torch.set_num_threads(1)

@@ -1,9 +1,11 @@
 """What several test modules share."""
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -65,3 +67,16 @@ def weighted_draw(weights: torch.Tensor) -> adambs.Draw:
 def a_draw(K: int) -> adambs.Draw:
     """A draw with uneven weights between 0.1 and 3.1, from torch's own random stream."""
     return weighted_draw(torch.rand(K, dtype=torch.float64) * 3 + 0.1)
+
+
+def optional(name: str) -> Any:
+    """A library that need not be installed. Without it the tests of the module are skipped, and say so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of others
+        return pytest.importorskip(name, reason=f"{name} is not installed", exc_type=ImportError)
+
+
+def learned(sampler: adambs.BanditSampler) -> bool:
+    """Whether p is far from uniform, and batches were drawn from it."""
+    seen, p = sampler.diagnostics(), sampler.probabilities()
+    return bool(p.max() > 1.1 * p.min()) and seen.reshuffled < seen.draws

@@ -1,6 +1,8 @@
 """What several processes do together; ``test_processes.py`` starts them, and runs the same cases in one.
 
-usage: processes_script.py FOLDER   (under torch.distributed.run; each rank saves FOLDER/W-rank.pt)
+usage: processes_script.py FOLDER [CASE ...]
+
+Under torch.distributed.run each rank saves FOLDER/W-rank.pt.
 """
 
 import contextlib
@@ -11,10 +13,12 @@ import pickle
 import sys
 import time
 import warnings
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import sharded_cases
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -24,8 +28,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 import adambs
 
-N, B, STEPS = 120, 13, 300  # 13 = 6 + 7 = 4 + 4 + 5: parts are unequal
-CASES, TOGETHER = {}, {}
+N, B = 120, 13  # 13 = 6 + 7 = 4 + 4 + 5: parts are unequal
+STEPS = 300
+SHORT = int(os.environ.get("ADAMBS_STEPS", "60"))  # of the cases that differ from the first in one thing
+CASES, TOGETHER = dict(sharded_cases.CASES), dict(sharded_cases.TOGETHER)
 
 
 def case(function):
@@ -67,7 +73,7 @@ def result(net, sampler, digests):
 
 
 def trained(
-    loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=STEPS, clip=None, capped=False, **options
+    loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=SHORT, clip=None, capped=False, **options
 ):
     """The README's loop: what it ends with, and a digest of p after each step."""
     net = wrap(small_net(dtype=dtype))
@@ -102,7 +108,7 @@ def trained(
 
 @case
 def default():
-    return trained(gate=1.005)
+    return trained(gate=1.005, steps=STEPS)
 
 
 @case
@@ -112,7 +118,7 @@ def calibrated_without_a_gate():
 
 @case
 def context_cap_and_clip():
-    found = trained(context=np.arange(N) % 5, cap=1.5, capped=True, clip=1.2)
+    found = trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2, steps=STEPS)
     assert found["capped"] > 0
     return found
 
@@ -142,13 +148,38 @@ def tracking():
 
 
 @case
+def exp3_with_a_baseline():
+    return trained(rule=adambs.Exp3(offset="baseline", step=1.0))
+
+
+@case
+def vrb():
+    return trained(rule=adambs.VRB())
+
+
+@case
+def avare():
+    return trained(rule=adambs.Avare())
+
+
+@case
+def release():
+    return trained(rule=adambs.Release())
+
+
+@case
+def uniform():
+    return trained(rule=adambs.Uniform())
+
+
+@case
 def correction():
     return trained(gate=0.0, correction=0.5)
 
 
 @case
 def carried():
-    return trained({"carry": True}, gate=0.0, steps=60)
+    return trained({"carry": True}, gate=0.0)
 
 
 @case
@@ -163,7 +194,7 @@ def looking():
 
 @case
 def looking_and_gated():
-    return trained({"looking": True}, candidates=adambs.Candidates(cost=1e-3), steps=100)
+    return trained({"looking": True}, candidates=adambs.Candidates(cost=1e-3))
 
 
 @case
@@ -190,7 +221,7 @@ def accumulation():
     sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     digests, x, y = [], *data().tensors
-    for _ in range(STEPS // 2):
+    for _ in range(SHORT // 2):
         optimizer.zero_grad()
         for last in (False, True):
             draw = sampler.draw()
@@ -202,6 +233,38 @@ def accumulation():
             sampler.update(draw, adambs.scores.cross_entropy(logits, y[draw.indices]))
             digests.append(digest(sampler))
         optimizer.step()
+    return result(net, sampler, digests)
+
+
+class PartlyUnused(torch.nn.Module):
+    """Has parameters that no loss depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = small_net(), small_net(seed=1)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@case
+def unused_parameters_dropped_batches_and_a_schedule():
+    net = PartlyUnused().double()
+    model = DistributedDataParallel(net, find_unused_parameters=True) if dist.is_initialized() else net
+    sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
+    optimizer = adambs.AdamBS(model.parameters(), sampler, lr=3e-3)
+    loader = adambs.BanditLoader(data(), sampler, drop_last=True)
+    digests, steps = [], 0
+    for epoch in range(4):
+        sampler.correction = 1.0 - epoch / 4
+        for (x, y), draw in loader:
+            logits = model(x)
+            optimizer.zero_grad()
+            draw.mean(F.cross_entropy(logits, y, reduction="none")).backward()
+            optimizer.step(draw, adambs.scores.cross_entropy(logits, y))
+            steps += 1
+            digests.append(digest(sampler))
+    assert steps == 4 * (N // B)
     return result(net, sampler, digests)
 
 
@@ -344,6 +407,39 @@ def measured_cost(folder):
 
 
 @together
+def late(folder):
+    """A rank that comes late changes nothing."""
+    if dist.get_rank() == 1:
+        time.sleep(0.3)
+    sampler = adambs.BanditSampler(N, B, seed=2, gate=0.0)
+    digests = []
+    for k in range(12):
+        draw = sampler.draw()
+        if dist.get_rank() == k % dist.get_world_size():
+            time.sleep(0.02)
+        sampler.update(draw, draw._indices + 1.0)
+        if dist.get_rank() == k // 3 % dist.get_world_size():
+            time.sleep(0.02)
+        digests.append(digest(sampler))
+    return {"digests": digests}
+
+
+@together
+def absent(folder):
+    """A rank that never comes: the others are told when the group's time is up, and not later."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    sampler = adambs.BanditSampler(N, B, gate=0.0, group=group)
+    draw, start, message = sampler.draw(), time.monotonic(), "nothing"
+    if dist.get_rank() == 1:
+        time.sleep(4)
+    else:
+        sampler.update(draw, np.ones(len(draw)))
+        message = raised(sampler.draw)
+    dist.barrier()
+    return {"message": message, "seconds": time.monotonic() - start}
+
+
+@together
 def skipped(folder):
     """A step that one rank has skipped is dropped by all."""
     sampler = adambs.BanditSampler(N, B, gate=0.0)
@@ -447,11 +543,12 @@ def groups(folder):
     return {"length": len(draw), "p": digest(sampler)}
 
 
-def run(folder):
-    """The results of all cases, and the seconds that each took."""
+def run(folder, only=()):
+    """The results of all cases, or of those that are named, and the seconds that each took."""
     cases = dict(CASES)
     if dist.is_initialized():
         cases |= {name: partial(function, folder) for name, function in TOGETHER.items()}
+    cases = {name: cases[name] for name in only or cases}
     results, seconds = {}, {}
     for name, function in cases.items():
         start = time.perf_counter()
@@ -464,9 +561,10 @@ def main():
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", module="torch")
+    warnings.filterwarnings("ignore", "in each of the first")  # tiny batches of a few different scores
     dist.init_process_group("gloo")
     folder = Path(sys.argv[1])
-    torch.save(run(folder), folder / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
+    torch.save(run(folder, sys.argv[2:]), folder / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

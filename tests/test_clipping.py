@@ -124,12 +124,57 @@ def test_an_optimizer_clips_as_one_whose_gradients_were_clipped_before(kind, clo
 
 def test_step_without_a_draw_clips_too():
     net, optimizer = problem(adambs.AdamBS, clip=1.0)
-    for size in (1.0, 100.0):
+    for size in (1.0, 1.0, 100.0):
         for p in net.parameters():
             p.grad = torch.full_like(p, size)
         optimizer.step()
     assert optimizer.clip.clipped == 1
-    assert next(net.parameters()).grad.max() == pytest.approx(1.0)
+    v = [0.001, 0.999 * 0.001 + 0.001]  # what Adam had when it met the second and the third
+    assert next(net.parameters()).grad.max() == pytest.approx((v[1] / v[0]) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adam, {"betas": (0.5, 0.8)}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {}),
+    ],
+)
+def test_in_adams_family_the_norm_is_that_of_g_over_the_root_of_v(kind, options):
+    """Against v that is kept by hand, for two groups with an eps each."""
+    rng = np.random.default_rng(0)
+    a, b = (nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in (3, 2))
+    optimizer = kind([{"params": [a], "eps": 1e-3}, {"params": [b]}], **options)
+    clip, by_hand = GradientClip(1.5).attach(optimizer), ByHand(1.5)
+    beta = options.get("betas", (0.9, 0.999))[1]
+    eps = np.array([1e-3] * 3 + [1e-8] * 2)
+    v, largest = np.zeros(5), np.zeros(5)
+    for step in range(60):
+        g = rng.gamma(0.2, 1.0, 5) * rng.choice([-1, 1], 5)
+        a.grad, b.grad = torch.from_numpy(g[:3].copy()), torch.from_numpy(g[3:].copy())
+        optimizer.step()
+        if step:
+            norm = np.linalg.norm(g / (np.sqrt(largest if options.get("amsgrad") else v) + eps))
+            g = g * (by_hand(norm) / norm)
+        np.testing.assert_allclose(torch.cat([a.grad, b.grad]).numpy(), g, rtol=1e-9)
+        v = beta * v + (1 - beta) * g**2
+        largest = np.maximum(largest, v)
+    assert clip.clipped > 5
+
+
+def test_a_parameter_that_slept_and_wakes_is_a_surprise_that_the_plain_norm_does_not_see():
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([parameter], lr=1.0)
+    clip = GradientClip(3.0).attach(optimizer)
+    for _ in range(50):
+        parameter.grad = torch.tensor([1.0, 1e-6])
+        optimizer.step()
+    before = clip.clipped
+    parameter.grad = torch.tensor([1.0, 1e-2])  # as long as ever
+    optimizer.step()
+    assert clip.clipped == before + 1
+    assert parameter.grad[1] < 1e-4
 
 
 def test_a_scaler_does_not_change_what_is_clipped():

@@ -73,7 +73,7 @@ def test_an_unknown_method_gets_the_list_of_the_known():
 
 def test_context_cap_and_clip_are_settings():
     task = dataclasses.replace(digits_task(n=600, steps=60), context=Y[:600].numpy())
-    kind = methods.find("adambs:context=1:cap=1.5:clip=1.1:looks=0:gate=0")
+    kind = methods.find("adambs:context=1:cap=1:clip=1.1:looks=0:gate=0")
     method = kind(task)
     assert kind.biased
     assert method.sampler.rule.settings()["context"] == fingerprint(numbered(Y[:600]))

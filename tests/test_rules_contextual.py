@@ -358,7 +358,7 @@ def test_p_is_drawn_from_in_the_first_epoch_and_then_the_gate_decides():
 
 def test_a_head_start_survives_a_checkpoint_and_a_look_that_fails():
     sampler = adambs.BanditSampler(60, 6, context=[0, 1] * 30, candidates=adambs.Candidates(3, cost=1e-9))
-    sampler.candidates.scattered(np.ones(10), np.arange(1.0, 11))
+    sampler.candidates.scatter.add(np.ones(10), np.arange(1.0, 11))
     taught(sampler, 4)
     assert sampler.gate.head_start == 6
     before = sampler.state_dict()

@@ -328,7 +328,7 @@ BAD_STATES = [
     (lambda: damaged(rule__weights=torch.full((40,), math.nan, dtype=torch.float64)), "nan"),
     (lambda: damaged(rule__weights=torch.zeros(40, dtype=torch.float64)), "zero"),
     (
-        lambda: damaged(epochs__ahead=[[5, 1.0, False, [40] * 8, [1.0] * 8, [1.0] * 8]]),
+        lambda: damaged(epochs__ahead=[[5, 1.0, False, math.inf, [40] * 8, [1.0] * 8, [1.0] * 8]]),
         "outside the data set",
     ),
     (lambda: uneven_sampler(seed=1).state_dict(), "seed = 1, this one has 0"),

@@ -16,6 +16,7 @@ The parts, in the order in which a training loop meets them::
 
 from adambs import reference, scores
 from adambs.candidates import Candidates
+from adambs.clipping import GradientClip
 from adambs.diagnostics import Diagnostics
 from adambs.draw import Carried, Draw
 from adambs.history import History
@@ -24,6 +25,8 @@ from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
+from adambs.sharded import ShardedSampler
+from adambs.streams import BanditStream
 from adambs.suspects import Suspect
 from adambs.trees import SumTree
 
@@ -36,15 +39,18 @@ __all__ = [
     "Avare",
     "BanditLoader",
     "BanditSampler",
+    "BanditStream",
     "Calibrated",
     "Candidates",
     "Carried",
     "Diagnostics",
     "Draw",
     "Exp3",
+    "GradientClip",
     "History",
     "Release",
     "Rule",
+    "ShardedSampler",
     "SumTree",
     "Suspect",
     "Tracking",

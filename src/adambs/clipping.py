@@ -1,4 +1,4 @@
-"""A clip of the gradient relative to its own running norm: a gradient that is far too long is a surprise."""
+"""A clip of the gradient relative to its running norm, in the optimizer's own metric."""
 
 import math
 from collections.abc import Callable
@@ -17,13 +17,15 @@ class GradientClip:
     """Shortens a gradient that is more than ``factor`` times as long as gradients have been.
 
     With m the running mean of the (clipped) norms of the last hundred steps, the gradient is multiplied by
-    min(1, factor m / norm). Adam divides by the root of a running mean of squares, which one long gradient
-    enters only in part: a surprise after many small gradients would make a step many times the usual. No
-    gradient is clipped before a first norm is known, and one that is not finite is left as it is.
+    min(1, factor m / norm). No gradient is clipped before a first norm is known, and one that is not finite
+    is left as it is.
 
-    The norm is that of all parameters together. On a device nothing waits for it; on the CPU gradients are
-    touched only if they are too long. What is taken away biases the step towards the usual; :attr:`clipped`
-    and :attr:`taken` say how often and how much.
+    The norm is that of all parameters together, measured as the optimizer measures: where it keeps a running
+    mean v of squared gradients, as Adam does, that of g / (sqrt(v) + eps). Adam's step is long where a
+    parameter that has had hardly any gradient for a thousand steps gets one; the plain norm does not see it.
+
+    On a device nothing waits for it; on the CPU gradients are touched only if they are too long. What is
+    taken away biases the step towards the usual; :attr:`clipped` and :attr:`taken` say how often, how much.
     """
 
     def __init__(self, factor: float) -> None:
@@ -42,16 +44,26 @@ class GradientClip:
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients that the optimizer is about to use, in place."""
-        gradients = [
-            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
+        gradients: list[torch.Tensor] = []
+        squares: list[torch.Tensor] = []
+        eps: list[float] = []
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = optimizer.state.get(p)
+                if not state and "betas" in group:
+                    return  # one of Adam's family before its first step: there is no v to measure with
+                v = state.get("max_exp_avg_sq", state.get("exp_avg_sq")) if state else None
+                if v is not None:
+                    squares.append(v)
+                    eps.append(group["eps"])
+                gradients.append(p.grad)
         if not gradients:
             return
-        norm: Any = torch.nn.utils.get_total_norm(gradients)
+        norm: Any = torch.nn.utils.get_total_norm(_measured(gradients, squares, eps))
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        scale = getattr(
-            optimizer, "grad_scale", None
-        )  # of a GradScaler that leaves unscaling to a fused step
+        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler whose fused step unscales
         norm = norm if scale is None else norm / scale
         shrink = self._shrink_known(norm.item()) if norm.is_cpu else self._shrink_on_device(norm)
         if shrink is not None:
@@ -134,3 +146,14 @@ class GradientClip:
 
     def __repr__(self) -> str:
         return f"GradientClip({self.factor:g})"
+
+
+def _measured(
+    gradients: list[torch.Tensor], squares: list[torch.Tensor], eps: list[float]
+) -> list[torch.Tensor]:
+    """g / (sqrt(v) + eps) if each has its v, else g."""
+    if len(squares) < len(gradients):
+        return gradients
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_add_(roots, eps)
+    return list(torch._foreach_div(gradients, roots))

@@ -1,7 +1,7 @@
 """What a sampler counts, and what it says of itself."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from adambs import _check
@@ -46,6 +46,11 @@ class Diagnostics:
     capped_share: float
     """What that took away of the sum of all weight x score: the bias, as a share of the gradient's length at
     most."""
+
+    def numbers(self, prefix: str = "") -> dict[str, float]:
+        """A flat dict for loggers; what is not known yet (NaN) is left out."""
+        found = {prefix + field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 class Counters:

@@ -127,6 +127,10 @@ class InEpochs(ABC):
         finally:
             epoch.leave()
 
+    def first_of(self, length: int) -> int | None:
+        """The number of the first example of a data set of this length; None if it is not the sampler's."""
+        return 0 if length == self.n else None
+
     def begin_epoch(self) -> Epoch:
         """A new epoch, or the rest of the one that a loaded state was in."""
         self.processes.unsettle(loaded=False)

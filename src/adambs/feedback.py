@@ -229,7 +229,11 @@ class Feedback:
 
     def gather(self, group: Group, batch_size: int) -> None:
         """From now on scores are gathered from all processes of the group."""
-        self._policy = Gathered(group, batch_size)
+        self.use(Gathered(group, batch_size))
+
+    def use(self, policy: Policy) -> None:
+        """From now on scores come home in this way."""
+        self._policy = policy
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the group, which a copy finds anew."""

@@ -33,15 +33,16 @@ class Ticket(NamedTuple):
 class Fetcher(Dataset[Any]):
     """Fetches batches, in a worker or here, with random numbers that depend on the batch alone."""
 
-    def __init__(self, dataset: Any, collate_fn: Any, seed: int, *, carry: bool) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, seed: int, *, carry: bool, first: int = 0) -> None:
         self.dataset, self.seed, self._carry = dataset, seed, carry
+        self._first = first  # the number of the dataset's first example, if it has only a shard of them
         self._tensors = _in_memory(dataset) if collate_fn is None else None
         self._collate = default_collate if collate_fn is None else collate_fn
 
     def __getitem__(self, ticket: Ticket) -> tuple[int, Any]:
         with nullcontext() if self._tensors else self.seeded(ticket.epoch, ticket.batch, ticket.draw.start):
             batch = self.collated(ticket.fetched or self.examples(ticket.draw._indices))
-        return ticket.draw.number, _carrying(batch, ticket.draw) if self._carry else batch
+        return ticket.draw.number, carrying(batch, ticket.draw) if self._carry else batch
 
     def seeded(self, epoch: int, batch: int, start: int) -> AbstractContextManager[None]:
         """Random streams for the part of a batch that begins at ``start``; the first's are one process's."""
@@ -54,6 +55,8 @@ class Fetcher(Dataset[Any]):
 
     def examples(self, indices: Indices) -> Any:
         """The examples: tensors of all of them, or a list of each."""
+        if self._first:
+            indices = indices - self._first
         if self._tensors is not None:
             tensors, where = self._tensors
             return tensors[indices if where is None else where[indices]]
@@ -124,7 +127,7 @@ def _seed_all(seed: int) -> None:
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002
 
 
-def _carrying(batch: Any, draw: Draw) -> Any:
+def carrying(batch: Any, draw: Draw) -> Any:
     """The batch with the draw in it."""
     carried = draw.carried()
     if isinstance(batch, dict) or hasattr(batch, "keys"):

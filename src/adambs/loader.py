@@ -95,11 +95,12 @@ class BanditLoader:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(
                 f"dataset must be indexable, and {type(dataset).__name__} is not: choosing examples needs "
-                "dataset[i]; turn an IterableDataset into a map-style one first"
+                "dataset[i]; turn an IterableDataset into a map-style one, or draw its sources: BanditStream"
             )
         if not isinstance(sampler, BanditSampler):
             raise TypeError(f"sampler must be a BanditSampler, not {type(sampler).__name__}")
-        if len(dataset) != sampler.n:  # type: ignore[arg-type]
+        first = sampler.first_of(len(dataset))  # type: ignore[arg-type]
+        if first is None:
             raise ValueError(
                 f"dataset has {len(dataset)} examples but sampler.n is {sampler.n}: "  # type: ignore[arg-type]
                 "build the sampler with BanditSampler(len(dataset), ...)"
@@ -116,7 +117,7 @@ class BanditLoader:
         # DataLoader seeds its workers from this stream; without one it would use torch's global stream.
         self._own_stream = None if "generator" in dataloader_options else torch.Generator()
         dataloader_options.setdefault("generator", self._own_stream)
-        self._fetcher = Fetcher(dataset, collate_fn, sampler.seed, carry=carry)
+        self._fetcher = Fetcher(dataset, collate_fn, sampler.seed, carry=carry, first=first)
         # No part knows the loader: in a circle of references, workers would outlive it.
         self._tickets = _Tickets(sampler, self._fetcher, score, self._length)
         self.dataloader: DataLoader[Any] = DataLoader(

@@ -21,7 +21,7 @@ class BanditOptimizer(torch.optim.Optimizer):
 
     sampler: BanditSampler
 
-    clip: GradientClip | None
+    clip: GradientClip | None = None
     """Clips the gradient before each step, if ``clip`` was given."""
 
     def __init__(
@@ -166,8 +166,8 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
     ``AdamBS(params, sampler, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False, ...)``:
     a ``torch.optim.Adam`` in every respect, with every option of it (``amsgrad=True`` is the appendix's
     AMSGrad with bandit sampling), except that ``step(draw, scores)`` also teaches the sampler and that
-    ``state_dict()`` carries it. ``clip=3.0`` shortens a gradient that is more than three times as long as
-    gradients have been (:class:`adambs.clipping.GradientClip`).
+    ``state_dict()`` carries it. ``clip=1.5`` shortens a gradient that is more than 1.5 times as long as
+    gradients have been, in Adam's own metric (:class:`adambs.clipping.GradientClip`).
     """
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._types import Floats, Indices
@@ -39,8 +40,8 @@ _IN_STEP = ("in {kind}", "at draw {:.0f}", "after {:.0f} draws", "with draws of 
 class Gathering:
     """Numbers of all processes that are on their way here."""
 
-    def __init__(self, group: "Group", K: int, ours: torch.Tensor) -> None:
-        self._sizes = group.sizes(K)
+    def __init__(self, group: "Group", sizes: list[int], most: int, width: int, ours: torch.Tensor) -> None:
+        self._sizes, self._most, self._width = sizes, most, width
         self._ours = ours  # must live until it was sent
         self._all = ours.new_empty(group.size * len(ours))
         self._work = _all_gather(self._all, ours, group=group.handle, async_op=True)
@@ -51,11 +52,18 @@ class Gathering:
         if self._arrived is None:
             if self._work is not None:
                 self._work.wait()
-            rows = self._all.cpu().numpy().reshape(len(self._sizes), -1)
+            rows = self._rows = self._all.cpu().numpy().reshape(len(self._sizes), -1)
             values = [row[_HEADER : _HEADER + size] for row, size in zip(rows, self._sizes, strict=True)]
             self._arrived = rows[:, :_HEADER], np.concatenate(values)
             _refuse_out_of_step(self._arrived[0])
         return self._arrived
+
+    def beside(self) -> NDArray[np.uint8]:
+        """The bytes that came beside the numbers, a row for each number."""
+        self.wait()
+        told = self._rows[:, _HEADER + self._most :].copy().view(np.uint8)
+        parts = [row[: size * self._width] for row, size in zip(told, self._sizes, strict=True)]
+        return np.concatenate(parts).reshape(-1, self._width)
 
     def skipped(self) -> bool:
         """Whether any process has skipped its step."""
@@ -97,6 +105,9 @@ class Group:
         number: Any = 0,
         draws: int = 0,
         skipped: torch.Tensor | None = None,
+        sizes: list[int] | None = None,
+        room: int = 0,
+        beside: NDArray[np.uint8] | None = None,
     ) -> Gathering:
         """Start to gather K numbers of which ``values`` are this process's part. Does not wait for others.
 
@@ -107,20 +118,27 @@ class Group:
             number: of the draw, as an int or as a tensor.
             draws: how many draws were made.
             skipped: whether the numbers are to be dropped, on any device.
+            sizes: how many each rank has, if these are not equal parts.
+            room: for how many there is room in what each rank sends, if for more than the largest part.
+            beside: some bytes that go with each number, a row for each.
         """
-        start, stop = self.part(K)
-        length = _HEADER - (-K // self.size)  # all send as many as the largest part has
-        device, here = self._device(values), slice(_HEADER, _HEADER + stop - start)
+        sizes = self.sizes(K) if sizes is None else sizes
+        own, most = sizes[self.rank], max(room, *sizes)  # all send as many as the largest part has
+        width = 0 if beside is None else beside.shape[1]
+        length = _HEADER + most - (-most * width // 8)
+        device, here = self._device(values), slice(_HEADER, _HEADER + own)
         on_device = device.type != "cpu" and isinstance(values, torch.Tensor) and not values.is_cpu
         numbers = np.zeros(length)
         numbers[0], numbers[2], numbers[3] = _KINDS.index(kind), draws, self.digest
         numbers[1] = 0 if isinstance(number, torch.Tensor) else number
         if not on_device:
-            numbers[here], _ = _check.copied_vector("scores", values, stop - start)
-        elif values.shape != (stop - start,):
+            numbers[here], _ = _check.copied_vector("scores", values, own)
+        elif values.shape != (own,):
             raise ValueError(
-                f"scores must have shape ({stop - start},), one number an example, not {tuple(values.shape)}"
+                f"scores must have shape ({own},), one number an example, not {tuple(values.shape)}"
             )
+        if beside is not None:
+            numbers[_HEADER + most :].view(np.uint8)[: beside.size] = beside.reshape(-1)
         ours = torch.from_numpy(numbers)
         if device.type != "cpu":
             ours = ours.to(device, non_blocking=True)
@@ -130,7 +148,7 @@ class Group:
             ours[1:2] = number.reshape(-1)[:1]
         if skipped is not None:
             ours[4:5] = skipped.detach().reshape(-1)[:1]
-        return Gathering(self, K, ours)
+        return Gathering(self, sizes, most, width, ours)
 
     def first(self, value: float) -> float:
         """The number that rank 0 has."""
@@ -194,16 +212,19 @@ class Processes:
         if self._wanted is not False and (loaded or self.group is None):
             self.settled = False
 
+    def found(self) -> Group | None:
+        """The group of several processes that there is now."""
+        if self._wanted is False or not (dist.is_available() and dist.is_initialized()):
+            return None
+        group = Group(dist.group.WORLD if self._wanted is None else self._wanted)
+        return group if group.size > 1 else None
+
     def settle(self, batch_size: int, entries: Callable[[], Mapping[str, str]]) -> None:
         """Find the group, and make sure that all of it are alike. Errors are the same on all ranks."""
-        if self.group is None and dist.is_available() and dist.is_initialized():
-            group = Group(dist.group.WORLD if self._wanted is None else self._wanted)
-            if group.size > batch_size:
-                raise ValueError(
-                    f"batch_size is {batch_size} and there are {group.size} processes: batch_size counts the "
-                    f"examples of all processes together, so give at least {group.size}"
-                )
-            self.group = group if group.size > 1 else None
+        if self.group is None:
+            group = self.found()
+            refuse_empty_parts(batch_size, 1 if group is None else group.size)
+            self.group = group
         if self.group is not None:
             self.group.digest = 0
             self.group.agree(entries())
@@ -254,6 +275,15 @@ class Processes:
         """A copy finds its group anew: groups do not travel."""
         wanted = False if self._wanted is False else None
         return {"_wanted": wanted, "group": None, "settled": wanted is False}
+
+
+def refuse_empty_parts(batch_size: int, processes: int) -> None:
+    """Raise if a batch has fewer examples than there are processes."""
+    if processes > batch_size:
+        raise ValueError(
+            f"batch_size is {batch_size} and there are {processes} processes: batch_size counts the examples "
+            f"of all processes together, so give at least {processes}"
+        )
 
 
 def fingerprint(identity: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:

@@ -40,6 +40,8 @@ class Experiment:
     long_tail: float = 1.0
     flipped: float = 0.0
     """Share of the training labels that are replaced by another class."""
+    schedule: str = ""
+    """How the learning rate goes: constant, or ``"cosine"`` after a warm-up."""
     slices: int = 20
     """How often the losses are looked at."""
 
@@ -53,7 +55,8 @@ class Experiment:
         """What the numbers of a run depend on."""
         names = ("dataset", "model", "model_options", "loss", "batch_size", "lr", "epochs", "long_tail")
         settings = {name: asdict(self)[name] for name in names}
-        return {**settings, "flipped": self.flipped} if self.flipped else settings
+        extra = {name: getattr(self, name) for name in ("flipped", "schedule") if getattr(self, name)}
+        return settings | extra
 
 
 _CIFAR = {
@@ -141,6 +144,51 @@ _KDD = Experiment(
     methods=("adam", "adambs-exp3", "adambs"),
     slices=40,
 )
+_TRANSFORMER = Experiment(
+    name="transformer-imdb",
+    title="Small transformer on IMDB, warm-up and cosine decay",
+    figure="none; the Related Work section names learning rates that change as common practice",
+    dataset="imdb",
+    model="transformer",
+    loss="sigmoid",
+    batch_size=32,
+    lr=1e-3,
+    epochs=10,
+    paper="nothing",
+    ours="everything: two layers of width 64 with four heads, the last 100 words of a vocabulary of 20,000, "
+    "dropout 0.1, 10 % of the steps warm-up, then a cosine to zero",
+    shows="no figure",
+    quick={
+        "epochs": 4,
+        "model_options": {"width": 32},
+        "slices": 8,
+        "train_size": 10_000,
+        "test_size": 5_000,
+    },
+    quick_differs="half the width, 4 epochs instead of 10, 10,000 reviews to train on and 5,000 to test",
+    methods=("adam", "adambs", "adambs-exp3", "infobatch"),
+    schedule="cosine",
+)
+_LANGUAGE_MODEL = replace(
+    _TRANSFORMER,
+    name="lm-imdb",
+    title="Small causal language model on IMDB",
+    figure="none; most training is on text now",
+    model="language-model",
+    loss="next-word",
+    ours="everything: two layers of width 64 with four heads, the last 50 words of each review, of the "
+    "998 most frequent words and one for the others, dropout 0.1, 10 % of the steps warm-up, then a cosine "
+    "to zero; an example's loss is the sum over its words divided by 50",
+    quick={
+        "epochs": 4,
+        "model_options": {"width": 32, "vocabulary": 500},
+        "slices": 8,
+        "train_size": 10_000,
+        "test_size": 5_000,
+    },
+    quick_differs="half the width, 500 words instead of 1,000, 4 epochs instead of 10, 10,000 reviews to "
+    "train on and 5,000 to test",
+)
 _DIGITS = Experiment(
     name="digits",
     title="Small CNN on scikit-learn's digits",
@@ -227,6 +275,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             shows="no figure",
         ),
         _KDD,
+        _TRANSFORMER,
+        _LANGUAGE_MODEL,
         _DIGITS,
     ]
 }

@@ -27,7 +27,7 @@ from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Task
 from adambs.suspects import suspicions
 
-FILE = "records.jsonl"
+FILE = "rankings.jsonl"  # not records.jsonl: that is what a run is known by
 _FOLDS = 5
 
 # Name -> what it is, and which training it needs.
@@ -215,7 +215,7 @@ def _trained(
             losses = task.loss.losses(outputs, targets)
             watch(method, batch, outputs.detach(), targets, losses.detach())
             method.optimizer.zero_grad()
-            batch.mean(losses).backward()  # type: ignore[no-untyped-call]
+            method.objective(batch, outputs, targets, losses).backward()  # type: ignore[no-untyped-call]
             method.step(batch, outputs, targets, losses)
         return method, time.perf_counter() - start
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adambs.lab.transformers import LanguageModel, Transformer
+
 
 class Standardised(nn.Module):
     """Colours in [0, 1], less the mean of CIFAR-10's training images, divided by their deviation."""
@@ -160,6 +162,10 @@ def build(
             return PixelRNN(classes, **{key: int(value) for key, value in options.items()})
         if name == "rcnn":
             return RCNN(tokens, **options)
+        if name == "transformer":
+            return Transformer(tokens, **{key: int(value) for key, value in options.items()})
+        if name == "language-model":
+            return LanguageModel(**{key: int(value) for key, value in options.items()})
         if name == "mlp":
             return mlp(features, classes, **{key: int(value) for key, value in options.items()})
         if name == "digits-cnn":

@@ -205,7 +205,7 @@ def _contestant(
     def task(model: torch.nn.Module) -> Task:
         loss = training.LOSSES[experiment.loss]
         settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr, data.context)
-        return Task(model, tensors[0], tensors[1], loss, *settings)
+        return Task(model, tensors[0], tensors[1], loss, *settings, schedule=experiment.schedule)
 
     with Streams(plan.device, seed).turn():  # another's: the warm-up must not move the method's own
         training.train(method(task(copy.deepcopy(model))), 2)
@@ -300,7 +300,7 @@ def _distribution(
             {
                 "index": int(i),
                 "ratio": float(n * p[i]),
-                "guess": data.classes[guess],
+                "guess": data.classes[guess] if guess >= 0 else "",
                 **data.example(int(i)),
             }
             for i, guess in zip(indices, guesses, strict=True)

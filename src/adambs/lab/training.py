@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import adambs
 from adambs.lab.methods import Loss, Method
 from adambs.lab.methods.base import FORWARD_BATCH
+from adambs.lab.transformers import WORDS, NextWords
 
 
 class DivergedError(ArithmeticError):
@@ -28,11 +29,34 @@ def train(method: Method, steps: int) -> int:
         losses = task.loss.losses(outputs, targets)
         if not torch.isfinite(losses).all():
             raise DivergedError
+        if task.schedule:
+            _set_rate(method)
         method.optimizer.zero_grad()
         method.objective(batch, outputs, targets, losses).backward()  # type: ignore[no-untyped-call]
         method.step(batch, outputs, targets, losses)
+        method.done += 1
         examples += len(targets)
     return examples
+
+
+# The part of a run in which the learning rate rises from zero.
+_WARM_UP = 0.1
+
+
+def rate(schedule: str, share: float) -> float:
+    """What the learning rate is multiplied by when this share of the steps is done."""
+    if schedule != "cosine":
+        raise ValueError(f"schedule {schedule!r} is unknown; the known ones are none and cosine")
+    if share < _WARM_UP:
+        return share / _WARM_UP
+    return (1 + math.cos(math.pi * (share - _WARM_UP) / (1 - _WARM_UP))) / 2
+
+
+def _set_rate(method: Method) -> None:
+    """Before a step, at the middle of it: a first step at a rate of zero would be none."""
+    factor = rate(method.task.schedule, min(1.0, (method.done + 0.5) / method.task.steps))
+    for group in method.optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
 class Evaluation(NamedTuple):
@@ -53,7 +77,8 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> E
     for x, y in zip(torch.split(inputs, FORWARD_BATCH), torch.split(targets, FORWARD_BATCH), strict=True):
         outputs = model(x)
         total += loss.losses(outputs, y).cpu().double().sum().item()
-        parts.append((loss.guesses(outputs) != y).cpu())
+        wrong_ones = loss.guesses(outputs) != y if loss.wrong is None else loss.wrong(outputs, y)
+        parts.append(wrong_ones.cpu())
     targets, wrong = targets.cpu(), torch.cat(parts).double()
     sizes = torch.bincount(targets)
     within = torch.bincount(targets, weights=wrong)[sizes > 0] / sizes[sizes > 0]
@@ -68,6 +93,20 @@ def _sigmoid_scores(outputs: Tensor, targets: Tensor) -> Tensor:
     return adambs.scores.binary_cross_entropy_with_logits(outputs, targets.to(outputs))
 
 
+def _text(outputs: NextWords) -> adambs.scores.TokenLosses:
+    """Sums of the words' losses over the number of words in a full text."""
+    return adambs.scores.causal_lm(
+        outputs.logits, outputs.labels, shift=False, ignore_index=0, constant=float(WORDS)
+    )
+
+
+def _wrong_words(outputs: NextWords) -> Tensor:
+    """The share of each text's words that were guessed wrong; padding is none."""
+    words = outputs.labels != 0
+    wrong = (outputs.logits.argmax(2) != outputs.labels) & words
+    return wrong.sum(1) / words.sum(1).clamp_min(1)
+
+
 LOSSES = {
     "softmax": Loss(
         losses=lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
@@ -80,5 +119,12 @@ LOSSES = {
         scores=_sigmoid_scores,
         guesses=lambda outputs: (outputs > 0).long(),
         L=1.0,
+    ),
+    "next-word": Loss(
+        losses=lambda outputs, _: _text(outputs).losses,
+        scores=lambda outputs, _: _text(outputs).scores,
+        guesses=lambda outputs: torch.full((len(outputs.labels),), -1),  # of a class: none
+        L=math.sqrt(2 / WORDS),
+        wrong=lambda outputs, _: _wrong_words(outputs),
     ),
 }

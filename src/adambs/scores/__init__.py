@@ -2,15 +2,18 @@
 
 `cross_entropy`, `binary_cross_entropy_with_logits`, `mse_loss` and `output_norms` are the bound at
 the model's output; `ExactNorms` is the norm of the whole gradient. All return detached tensors of
-shape (K,).
+shape (K,). `causal_lm` returns the losses of a language model with them.
 """
 
 from .exact import ExactNorms
 from .output import binary_cross_entropy_with_logits, cross_entropy, mse_loss, output_norms
+from .text import TokenLosses, causal_lm
 
 __all__ = [
     "ExactNorms",
+    "TokenLosses",
     "binary_cross_entropy_with_logits",
+    "causal_lm",
     "cross_entropy",
     "mse_loss",
     "output_norms",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from .broadcast import batch_size, for_each_example
 from .gradients import Gradients, examples, squared_norms
 from .recorded import RecordedCall
 from .registry import TrackedModule, tracked_modules
@@ -143,8 +144,10 @@ class ExactNorms:
         self._recording = _Pass()  # what the running forward pass belongs to
         self._returned: _Pass | None = None  # what the last backward pass went through
         self._entered: dict[nn.Module, list[int]] = {}  # a module to re-run -> its inputs' versions
+        self._K: int | None = None  # of the running forward pass of the model
         found = list(tracked_modules(model))
-        self._handles = [
+        self._handles = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        self._handles += [
             tracked.module.register_forward_hook(partial(self._forward, tracked), with_kwargs=True)
             for tracked in found
         ]
@@ -205,6 +208,9 @@ class ExactNorms:
         # A copy of the model, or a pickle, has copies of its hooks: let them do nothing.
         return _quiet, ()
 
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._K = batch_size((args, kwargs))
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self._quiet and torch.is_grad_enabled():
             self._entered[module] = _versions([*tree_leaves((args, kwargs)), *module.buffers()])
@@ -223,6 +229,7 @@ class ExactNorms:
         tracked.check((*args, *kwargs.values()), names)
         if not names:
             return None
+        args, leaves = for_each_example(module, self._K, args, leaves)
         if self._recording.backwards and _backward_id() < 0:
             self._recording = _Pass()
         if tracked.rerun:
@@ -264,8 +271,8 @@ class ExactNorms:
             if length != K:
                 raise ValueError(
                     f"{label} saw a first dimension of {length}, the draw has K = {K} examples: "
-                    "the first dimension must be the batch everywhere, and norms(draw) must follow "
-                    "the backward pass of that draw"
+                    "the first dimension must be the batch everywhere (give position embeddings ids of "
+                    "shape (K, T)), and norms(draw) must follow the backward pass of that draw"
                 )
         for parameter, name in self._names.items():
             known = parameter in taken.done or parameter in taken.shared

@@ -20,6 +20,14 @@ def linear(call: RecordedCall) -> dict[str, Gradients]:
     return {"weight": OuterProducts(d.mT.unsqueeze(1), x.mT.unsqueeze(1)), "bias": Dense(d.sum(1))}
 
 
+def transposed_linear(call: RecordedCall) -> dict[str, Gradients]:
+    """y_t = x_t W + b, as GPT-2 has it:  W: Σ_t x_t ⊗ d_t,  b: Σ_t d_t."""
+    found = linear(call)
+    weight = found["weight"]
+    assert isinstance(weight, OuterProducts)
+    return {**found, "weight": OuterProducts(weight.right, weight.left)}
+
+
 def embedding(call: RecordedCall) -> dict[str, Gradients]:
     """y_t = W[x_t]:  row x_t of W gets d_t, unless x_t is the padding."""
     module = call.module

@@ -38,6 +38,9 @@ FORMULAS: dict[type[nn.Module], Formula] = {
     nn.MultiheadAttention: generic.attention,
 }
 
+# Layers of libraries that need not be installed, by their names. Without a formula they would be run again.
+FORMULAS_BY_NAME: dict[str, Formula] = {"transformers.pytorch_utils.Conv1D": layers.transposed_linear}
+
 
 @dataclass(frozen=True)
 class TrackedModule:
@@ -100,4 +103,6 @@ def _formula(module: nn.Module) -> Formula:
         for kind, formula in FORMULAS.items():
             if isinstance(module, kind) and type(module).forward is kind.forward:
                 return formula
+        kind = type(module)
+        return FORMULAS_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}", generic.per_example)
     return generic.per_example

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from adambs.lab import machine
-from adambs.lab.bench import rules, scale, startup, steps, trees
+from adambs.lab.bench import many, rules, scale, startup, steps, trees
 
 
 def run_bench(console: Console, out: Path, *, quick: bool) -> None:
@@ -33,9 +33,11 @@ def run_bench(console: Console, out: Path, *, quick: bool) -> None:
                 result["trees"].append(trees.measure(n, k, seconds=1 if quick else 8))
         status.update("very many examples")
         result["scale"] = scale.measure(10**6 if quick else 10**8)
+        status.update("several processes")
+        result["many"] = many.measure(quick=quick)
         status.update("imports")
         result["startup"] = startup.measure(repeats=2 if quick else 5)
-    for part in (steps, rules, trees, scale, startup):
+    for part in (steps, rules, trees, scale, many, startup):
         console.print(part.table(result[part.__name__.rpartition(".")[2]]))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")

@@ -28,14 +28,16 @@ def on_host(values: Tensor) -> Floats:
 class Loss:
     """A loss for single examples, with what else the lab wants to know of it."""
 
-    losses: Callable[[Tensor, Tensor], Tensor]
+    losses: Callable[[Any, Tensor], Tensor]
     """(outputs, targets) -> (K,) losses."""
-    scores: Callable[[Tensor, Tensor], Tensor]
+    scores: Callable[[Any, Tensor], Tensor]
     """(outputs, targets) -> (K,) bounds on the gradient norms."""
-    guesses: Callable[[Tensor], Tensor]
+    guesses: Callable[[Any], Tensor]
     """outputs -> (K,) classes."""
     L: float
     """A bound on the scores."""
+    wrong: Callable[[Any, Tensor], Tensor] | None = None
+    """(outputs, targets) -> (K,) shares of wrong guesses, where an example has many; None if it has one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Task:
     """Whether methods with a learning rate of their own must use ``lr`` too."""
     context: Indices | None = None
     """What is known of each example before it is seen, for methods that want to know."""
+    schedule: str = ""
+    """How the learning rate goes: constant, or ``"cosine"``, which is warmed up and falls to zero."""
 
     @property
     def n(self) -> int:
@@ -137,6 +141,7 @@ class Method(ABC):
         self.rng = np.random.default_rng([task.seed, 1])
         self.passes = Passes(task.n, task.seed)  # the same for all of a seed: who reshuffles sees one order
         self.optimizer: Any = self.make_optimizer()
+        self.done = 0  # steps
         if self.clip:
             self.clip_gradients()
 
@@ -149,7 +154,7 @@ class Method(ABC):
         """A variant with another learning rate, or another value of a number that the class has."""
         changed: dict[str, Any]
         if name == "lr":
-            changed = {"options": {**cls.options, "lr": value}}
+            changed: dict[str, Any] = {"options": {**cls.options, "lr": value}}
         elif name in cls.setting_names():
             changed = {name: type(getattr(cls, name))(value)}
             if name in ("cap", "clip"):

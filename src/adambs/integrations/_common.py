@@ -1,0 +1,63 @@
+"""What the adapters share: the draw inside a batch, and the state of a run whose epoch is over."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from adambs.draw import Carried
+from adambs.loader import BanditLoader
+from adambs.sampler import BanditSampler
+
+
+def missing(package: str, extra: str, error: ImportError) -> ImportError:
+    """The error of an adapter whose library is not installed."""
+    return ImportError(
+        f"adambs.integrations.{extra} needs {package}, which is not installed: pip install 'adambs[{extra}]'"
+        f" ({error})"
+    )
+
+
+def drawn_in(batch: Any) -> Carried:
+    """The draw that a batch of ``BanditLoader(..., carry=True)`` carries; or an error."""
+    if isinstance(batch, Mapping):
+        names = [f"draw_{name}" for name in Carried._fields]
+        if all(name in batch for name in names):
+            return Carried(*(batch[name] for name in names))
+    elif isinstance(batch, list | tuple):
+        for entry in reversed(batch):
+            if isinstance(entry, Carried):
+                return entry
+    raise ValueError(
+        f"the training batch ({type(batch).__name__}) carries no draw, so its weights are unknown: take "
+        "batches from BanditLoader(dataset, sampler, carry=True), and let no hook or collate function that "
+        "comes after it drop the last entry (of a dict: draw_number, draw_indices, draw_weights)"
+    )
+
+
+def without_draw(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A dict batch as it was before the draw was put in."""
+    return {name: value for name, value in batch.items() if name not in _ENTRIES}
+
+
+_ENTRIES = frozenset(f"draw_{name}" for name in Carried._fields)
+
+
+def state_between_batches(sampler: BanditSampler, length: int) -> dict[str, Any]:
+    """The sampler's state, for a trainer that resumes after the last batch of an epoch with the next epoch.
+
+    Trainers count batches and never ask for one more, so that the loader does not know that it is done.
+    """
+    state = sampler.state_dict()
+    epoch = state["epochs"]
+    over = epoch["delivered"] >= length
+    return {**state, "epochs": {**epoch, "finished": epoch["finished"] or over}}
+
+
+def refuse_evaluation(loaders: Any) -> None:
+    """Raise if a bandit's loader is among loaders that evaluate."""
+    listed = loaders if isinstance(loaders, list | tuple) else [loaders]
+    for loader in listed:
+        if isinstance(loader, BanditLoader) or hasattr(loader, "bandit_loader"):
+            raise TypeError(
+                "an evaluation loader is a bandit's loader: it draws with replacement from a p that training "
+                "learns, so a plain mean over it is no estimate. Evaluate with a plain DataLoader"
+            )

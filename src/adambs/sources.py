@@ -1,0 +1,176 @@
+"""What a stream is made of: the worth of each source, how far each was read, and who reads.
+
+With S sources of shares q_s, p_s the probability of source s, and m_s² the mean of squared scores in it, a
+batch of examples that are drawn from p and weighted by q_s / p_s is unbiased for the mixture, with a second
+moment of Σ_s q_s² m_s² / p_s. That is least for p_s proportional to q_s m_s.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from adambs import _check
+from adambs._types import Floats, Indices, State
+from adambs.draw import Draw
+from adambs.fetching import carrying
+
+# How many examples' worth of the common mean a source begins with.
+_PRIOR = 5.0
+
+
+class Worth:
+    """What each source is worth now: running means of squared scores."""
+
+    def __init__(self, shares: Floats, uniform: float, memory: float) -> None:
+        self.shares, self._uniform, self._memory = shares, uniform, memory
+        self._squares, self._counts = np.zeros(len(shares)), np.zeros(len(shares))
+
+    def p(self) -> Floats:
+        """(1 - u) q m / Σ q m + u q. O(S)."""
+        total = self._counts.sum()
+        common = self._squares.sum() / total if total > 0 else 0.0
+        if not common > 0:
+            return self.shares.copy()
+        means = (self._squares + _PRIOR * common) / (self._counts + _PRIOR)
+        p = self.shares * np.sqrt(means)
+        p = (1 - self._uniform) * p / p.sum() + self._uniform * self.shares
+        return np.asarray(p / p.sum())
+
+    def update(self, sources: Indices, scores: Floats) -> None:
+        """Learn from the scores of one batch; older ones fade."""
+        S = len(self.shares)
+        keep = 1 - 1 / self._memory
+        self._squares = keep * self._squares + np.bincount(sources, scores**2, S)
+        self._counts = keep * self._counts + np.bincount(sources, minlength=S)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running sums."""
+        sums = {"squares": self._squares, "counts": self._counts}
+        return {name: torch.from_numpy(value.copy()) for name, value in sums.items()}
+
+    def with_state(self, state: State) -> "Worth":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        new = Worth(self.shares, self._uniform, self._memory)
+        shape = self.shares.shape
+        new._squares = _check.array(state, "squares", shape).copy()
+        new._counts = _check.array(state, "counts", shape).copy()
+        return new
+
+
+class Progress:
+    """How far the sources have been read: batches delivered, and draws on their way."""
+
+    def __init__(self, sources: int, batch_size: int) -> None:
+        self._sources, self._batch_size = sources, batch_size
+        self.delivered = 0
+        self.ahead: deque[Draw] = deque()
+        self.taken: dict[tuple[int, int], Indices] = {}
+        """How many examples of each source each (rank, worker) has delivered."""
+        self.readers = (0, 0)
+        """How many ranks and workers there were; (0, 0) before the first batch."""
+
+    def deliver(self, ranks: int, workers: int) -> Draw:
+        """The oldest draw arrives now."""
+        draw = self.ahead.popleft()
+        self.readers = ranks, workers
+        B, slot = len(draw), self.delivered % workers
+        for rank in range(ranks):
+            part = draw._indices[rank * B // ranks : (rank + 1) * B // ranks]
+            taken = self.taken.setdefault((rank, slot), np.zeros(self._sources, np.int64))
+            taken += np.bincount(part, minlength=self._sources)
+        self.delivered += 1
+        return draw
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "delivered": self.delivered,
+            "readers": list(self.readers),
+            "ahead": [draw.to_list() for draw in self.ahead],
+            "taken": [[*where, *counts.tolist()] for where, counts in sorted(self.taken.items())],
+        }
+
+    def with_state(self, state: State) -> "Progress":
+        """One like this, in a state from :meth:`state_dict`; or an error."""
+        new = Progress(self._sources, self._batch_size)
+        new.delivered = _check.count(state, "delivered")
+        ranks, workers = map(int, _check.numbers(state, "readers", length=2))
+        new.readers = ranks, workers
+        draws = _check.entry(state, "ahead")
+        new.ahead.extend(Draw.from_list(values, self._sources, self._batch_size) for values in draws)
+        for row in _check.entry(state, "taken"):
+            numbers = _check.numbers({"taken": row}, "taken", length=2 + self._sources)
+            new.taken[int(numbers[0]), int(numbers[1])] = np.array(numbers[2:], np.int64)
+        return new
+
+
+class Ticket(NamedTuple):
+    """What a worker needs to know to read a batch."""
+
+    draw: Draw
+
+
+class Nothing:
+    """What arrives for no ticket."""
+
+
+class Reader(Dataset[Any]):
+    """Reads the next examples of the sources of a draw, in a worker or here."""
+
+    def __init__(
+        self, sources: list[Any], names: list[str], collate: Any, sharded: bool, carry: bool
+    ) -> None:
+        self._sources, self._names, self._collate = sources, names, collate
+        self._sharded, self._carry = sharded, carry
+        self._place = 0, 1
+        self._skip: dict[int, Indices] = {}
+        self._open: dict[int, Iterator[Any]] = {}
+
+    def begin(self, rank: int, ranks: int, skip: dict[int, Indices], *, fresh: bool) -> None:
+        """Read as this rank, over what was taken. What is open goes on, unless all is to be ``fresh``."""
+        self._place, self._skip = (rank, ranks), {slot: counts.copy() for slot, counts in skip.items()}
+        if fresh:
+            self.forget()
+
+    def forget(self) -> None:
+        """The sources begin anew."""
+        self._open.clear()
+
+    def __getitem__(self, ticket: Ticket | None) -> Any:
+        if ticket is None:
+            return Nothing()
+        batch = self._collate([next(self._source(s)) for s in ticket.draw._indices.tolist()])
+        return carrying(batch, ticket.draw) if self._carry else batch
+
+    def _source(self, s: int) -> Iterator[Any]:
+        if s not in self._open:
+            info = get_worker_info()
+            slot, slots = (0, 1) if info is None else (info.id, info.num_workers)
+            rank, ranks = self._place
+            self._open[s] = self._examples(s, rank * slots + slot, ranks * slots)
+            counts = self._skip.get(slot)
+            for _ in range(0 if counts is None else int(counts[s])):
+                next(self._open[s])
+        return self._open[s]
+
+    def _examples(self, s: int, part: int, parts: int) -> Iterator[Any]:
+        """This reader's part of a source, again and again."""
+        source, passes = self._sources[s], 0
+        while True:
+            if hasattr(source, "set_epoch"):
+                source.set_epoch(passes)
+            found = 0
+            for k, example in enumerate(source):
+                if self._sharded or k % parts == part:
+                    found += 1
+                    yield example
+            if not found:
+                raise ValueError(
+                    f"source {self._names[s]!r} has no example for reader {part} of {parts}: give it more "
+                    "examples than there are processes times workers"
+                )
+            passes += 1

@@ -1,0 +1,179 @@
+"""Trains a small net with each adapter whose library is installed, in one process or under torchrun.
+
+Prints nothing; writes the parameters and p of each case to ``<folder>/<processes>-<rank>.pt``.
+"""
+
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from helpers import small_data, small_net
+from torch.utils.data import TensorDataset
+
+import adambs
+
+N, K = 60, 10
+
+
+def data():
+    return TensorDataset(*small_data(N))
+
+
+def a_sampler():
+    return adambs.BanditSampler(N, K, seed=3, rule=adambs.Tracking(uniform=0.1))
+
+
+def processes():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def result(parameters, sampler):
+    return {
+        "parameters": torch.cat([p.detach().reshape(-1) for p in parameters]).clone(),
+        "p": sampler.probabilities(),
+        "draws": sampler.diagnostics().draws,
+    }
+
+
+def with_lightning(folder):
+    import lightning.pytorch as L
+
+    from adambs.integrations.lightning import BanditCallback
+
+    class Net(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = small_net()
+
+        def training_step(self, batch, batch_idx):
+            x, y, drawn = batch
+            logits = self.net(x)
+            loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"))
+            return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    bandit, model = BanditCallback(a_sampler()), Net()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(
+        accelerator="cpu", devices=processes(), strategy="ddp" if processes() > 1 else "auto",
+        max_epochs=3, callbacks=[bandit], enable_checkpointing=False, default_root_dir=folder, **quiet,
+    )  # fmt: skip
+    trainer.fit(model, bandit.loader(data()))
+    return result(model.net.parameters(), bandit.sampler)
+
+
+def with_transformers(folder):
+    import transformers
+
+    from adambs.integrations.transformers import BanditTrainer
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = small_net()
+
+        def forward(self, x):
+            return {"logits": self.net(x)}
+
+    args = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=K // processes(), num_train_epochs=3, learning_rate=0.1,
+        optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant", report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, logging_strategy="no",
+        remove_unused_columns=False,
+    )  # fmt: skip
+    x, y = small_data(N)
+    train = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
+    trainer = BanditTrainer(Net(), args, train_dataset=train, sampler=a_sampler())
+    trainer.train()
+    return result(trainer.model.parameters(), trainer.sampler)
+
+
+def with_accelerate(folder):
+    from accelerate import Accelerator
+
+    from adambs.integrations.accelerate import prepare
+
+    accelerator, net, sampler = Accelerator(cpu=True), small_net(), a_sampler()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    loader = prepare(accelerator, data(), sampler)
+    for _ in range(3):
+        for x, y, drawn in loader:
+            with accelerator.accumulate(model):
+                logits = model(x)
+                accelerator.backward(drawn.mean(F.cross_entropy(logits, y, reduction="none")))
+                sampler.update(drawn.number, adambs.scores.cross_entropy(logits, y))
+                optimizer.step()
+                optimizer.zero_grad()
+    return result(net.parameters(), sampler)
+
+
+def with_keras(folder):
+    import keras
+
+    from adambs.integrations.keras import BanditData, BanditModel
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
+    net, sampler = keras.Sequential(layers), a_sampler()
+    model = BanditModel(net.inputs, net.outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=loss)
+    model.fit(BanditData(data(), sampler), epochs=3, verbose=0)
+    return result([v.value for v in model.trainable_weights], sampler)
+
+
+class Numbers(torch.utils.data.IterableDataset):
+    def __init__(self, start):
+        self.start = start
+
+    def __iter__(self):
+        return iter(range(self.start, self.start + 500))
+
+
+def with_streams(folder):
+    """Each process reads its own part of the sources; p is one. One process reads in another order."""
+    stream = adambs.BanditStream([Numbers(0), Numbers(1000)], batch_size=K, seed=2)
+    values = []
+    for step, (batch, draw) in enumerate(stream):
+        values += batch.tolist()
+        stream.update(draw, 1.0 + 3.0 * draw.indices)
+        if step == 17:
+            break
+    p = torch.tensor(list(stream.probabilities().values()))
+    return {"parameters": torch.zeros(1), "p": p, "draws": step + 1, "values": values}
+
+
+CASES = {
+    "streams": with_streams,
+    "lightning": with_lightning,
+    "transformers": with_transformers,
+    "accelerate": with_accelerate,
+    "keras": with_keras,
+}
+
+
+def run(folder):
+    """The results of the cases that are installed here."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries
+        for name, case in CASES.items():
+            if name == "streams" or importlib.util.find_spec(name) is not None:
+                found[name] = case(folder)
+    return found
+
+
+if __name__ == "__main__":
+    os.environ["KERAS_BACKEND"] = "torch"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    where = Path(sys.argv[1])
+    torch.save(run(where), where / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
+    dist.destroy_process_group()

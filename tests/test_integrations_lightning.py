@@ -1,0 +1,167 @@
+"""Lightning against the plain loop: the same parameters from the same draws, and resumes bit for bit."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import learned, optional, same, small_data, small_net
+from torch.utils.data import DataLoader, TensorDataset
+
+import adambs
+
+L = optional("lightning.pytorch")
+from adambs.integrations import lightning as ours  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+    def training_step(self, batch, batch_idx):
+        x, y, drawn = batch
+        logits = self.net(x)
+        loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"))
+        return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)]
+
+
+def a_sampler():
+    return adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1))
+
+
+def data():
+    return TensorDataset(*small_data())
+
+
+def a_trainer(folder, *callbacks, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"enable_checkpointing": False, "max_epochs": 3, **quiet, **options}
+    return L.Trainer(accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **options)
+
+
+def plain_loop(epochs, accumulate=1, clip=None):
+    sampler, net = a_sampler(), small_net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+    loader = adambs.BanditLoader(data(), sampler, carry=True)
+    for _ in range(epochs):
+        for b, (x, y, drawn) in enumerate(loader):
+            logits = net(x)
+            (drawn.mean(F.cross_entropy(logits, y, reduction="none")) / accumulate).backward()
+            if (b + 1) % accumulate == 0:
+                if clip:
+                    torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+            sampler.update(drawn.number, adambs.scores.cross_entropy(logits, y))
+        schedule.step()
+    return net, sampler
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "clip", "workers"), [(1, None, 0), (3, 0.5, 0)], ids=["plain", "accumulated, clipped"]
+)
+def test_the_parameters_are_those_of_the_plain_loop(tmp_path, accumulate, clip, workers):
+    sampler, model = a_sampler(), Net()
+    bandit = ours.BanditCallback(sampler)
+    trainer = a_trainer(tmp_path, bandit, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
+    trainer.fit(model, bandit.loader(data(), num_workers=workers))
+    net, expected = plain_loop(3, accumulate, clip)
+    assert same(model.net.state_dict(), net.state_dict())
+    assert same(sampler.state_dict()["rule"], expected.state_dict()["rule"])
+    assert learned(sampler)
+    assert trainer.global_step == 18 // accumulate
+
+
+def test_bf16_and_diagnostics_in_a_logger(tmp_path):
+    logged = []
+
+    class Logger(L.loggers.logger.DummyLogger):
+        def log_metrics(self, metrics, step=None):
+            logged.append(metrics)
+
+    bandit = ours.BanditCallback(a_sampler(), log_every=2)
+    options = {"precision": "bf16-mixed", "logger": Logger(), "log_every_n_steps": 1}
+    a_trainer(tmp_path, bandit, **options).fit(Net(), bandit.loader(data()))
+    seen = [m for m in logged if "bandit/variance_reduction" in m]
+    assert len(seen) >= 9
+    assert seen[-1]["bandit/draws"] == 18
+    assert learned(bandit.sampler)
+
+
+@pytest.mark.parametrize("stop", [8, 6], ids=["in the middle of an epoch", "after an epoch's last batch"])
+def test_a_run_goes_on_bit_for_bit(tmp_path, stop):
+    """Saved after a batch, in the middle of an epoch or at its end, and loaded in new objects."""
+    bandit, model = ours.BanditCallback(a_sampler()), Net()
+    saving = L.callbacks.ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    a_trainer(tmp_path, bandit, saving, enable_checkpointing=True).fit(model, bandit.loader(data()))
+    path = tmp_path / f"step={stop}.ckpt"
+    assert len(torch.load(path, weights_only=False)["callbacks"]) == 2
+    again, other = ours.BanditCallback(a_sampler()), Net()
+    trainer = a_trainer(
+        tmp_path, again, L.callbacks.ModelCheckpoint(tmp_path / "2"), enable_checkpointing=True
+    )
+    trainer.fit(other, again.loader(data()), ckpt_path=str(path), weights_only=False)
+    assert trainer.global_step == 18
+    assert same(model.state_dict(), other.state_dict())
+    assert same(bandit.state_dict(), again.state_dict())
+
+
+def fit(model, loader, bandit, tmp_path, **options):
+    a_trainer(tmp_path, bandit, max_epochs=1, **options).fit(model, loader)
+
+
+def test_what_is_wrong_is_told(tmp_path):
+    sampler = a_sampler()
+    bandit = ours.BanditCallback(sampler)
+    plain = DataLoader(data(), 10)
+    with pytest.raises(TypeError, match="the training loader is a DataLoader"):
+        fit(Net(), plain, bandit, tmp_path)
+    with pytest.raises(TypeError, match="second training loader"):
+        fit(Net(), [bandit.loader(data()), bandit.loader(data())], bandit, tmp_path)
+    with pytest.raises(ValueError, match="dataset has 50 examples but"):
+        bandit.loader(TensorDataset(*small_data(50)))
+    with pytest.raises(TypeError, match="sampler must be a BanditSampler"):
+        ours.BanditCallback(plain)
+
+    class Reduced(Net):
+        def training_step(self, batch, batch_idx):
+            x, y, drawn = batch
+            return drawn.mean(F.cross_entropy(self.net(x), y))
+
+    with pytest.raises(ValueError, match="it looks reduced already"):
+        fit(Reduced(), bandit.loader(data()), bandit, tmp_path)
+
+    class Scoreless(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx)["loss"]
+
+    with pytest.raises(ValueError, match="training_step must return"):
+        fit(Scoreless(), bandit.loader(data()), bandit, tmp_path)
+
+    class Dropping(Net):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch[:2]
+
+        def training_step(self, batch, batch_idx):
+            logits = self.net(batch[0])
+            losses = F.cross_entropy(logits, batch[1], reduction="none")
+            return {"loss": losses.mean(), "scores": losses}
+
+    with pytest.raises(ValueError, match="carries no draw"):
+        fit(Dropping(), bandit.loader(data()), bandit, tmp_path)
+
+    class Validating(Net):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+        def val_dataloader(self):
+            return bandit.loader(data())
+
+    with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
+        fit(Validating(), bandit.loader(data()), bandit, tmp_path)

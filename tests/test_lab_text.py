@@ -1,0 +1,124 @@
+"""The lab's transformers: what they see of a text, their losses, and the schedule."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from adambs.lab import experiments, methods, models, text_sources, training
+from adambs.lab.transformers import WORDS
+
+
+def texts(n=24, T=100, seed=0):
+    """Token numbers with padding at the front, some rows almost nothing else."""
+    torch.manual_seed(seed)
+    tokens = torch.randint(1, 60, (n, T))
+    for row, length in enumerate(torch.randint(2, T, (n,)).tolist()):
+        tokens[row, : T - length] = 0
+    tokens[0, :-1] = 0
+    return tokens
+
+
+def language_model(vocabulary=40):
+    return models.build("language-model", classes=2, seed=0, width=16, layers=1, vocabulary=vocabulary).eval()
+
+
+def test_the_language_model_sees_only_what_came_before():
+    model, tokens = language_model(), texts()
+    logits, labels = model(tokens)
+    assert logits.shape == (24, WORDS, 40)
+    assert labels.shape == (24, WORDS)
+    assert labels.max() < 40
+    changed = tokens.clone()
+    changed[:, -10:] = 7
+    other, _ = model(changed)
+    torch.testing.assert_close(other[:, : WORDS - 10 + 1], logits[:, : WORDS - 10 + 1])
+    assert not torch.equal(other, logits)
+
+
+def test_its_loss_is_a_sum_over_words_that_are_no_padding():
+    model, tokens = language_model(), texts()
+    logits, labels = outputs = model(tokens)
+    loss = training.LOSSES["next-word"]
+    found, scores = loss.losses(outputs, None), loss.scores(outputs, None)
+    for k in range(len(tokens)):
+        z = logits[k].detach().requires_grad_()
+        expected = F.cross_entropy(z, labels[k], ignore_index=0, reduction="sum") / WORDS
+        assert found[k].item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-7)
+        (gradient,) = torch.autograd.grad(expected, z)
+        assert scores[k].item() == pytest.approx(gradient.norm().item(), rel=1e-5, abs=1e-7)
+    assert scores.max() <= loss.L
+    words = labels != 0
+    wrong = ((logits.argmax(2) != labels) & words).sum(1) / words.sum(1).clamp_min(1)
+    found = training.evaluate(model, tokens, torch.zeros(24, dtype=torch.long), loss)
+    assert found.error == pytest.approx(wrong.double().mean().item())
+
+
+def test_the_judging_transformer_ignores_padding():
+    model = models.build("transformer", classes=2, seed=0, tokens=60, width=16, layers=1).eval()
+    tokens = texts()
+    assert model(tokens).shape == (24,)
+    assert model(tokens).isfinite().all()
+    padded = model.words.weight.detach().clone()
+    padded[0] += 5.0  # what stands at padding is not attended to, nor averaged
+    before = model(tokens[1:])
+    model.words.weight.data = padded
+    torch.testing.assert_close(model(tokens[1:]), before)
+
+
+def test_the_schedule_warms_up_and_falls_to_zero():
+    assert training.rate("cosine", 0.0) == 0.0
+    assert training.rate("cosine", 0.05) == pytest.approx(0.5)
+    assert training.rate("cosine", 0.1) == 1.0
+    assert training.rate("cosine", 0.55) == pytest.approx(0.5)
+    assert training.rate("cosine", 1.0) == pytest.approx(0.0)
+    with pytest.raises(ValueError, match="schedule 'linear' is unknown"):
+        training.rate("linear", 0.5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adambs", "adambs-exp3", "infobatch"])
+def test_each_method_trains_with_the_schedule(name):
+    """The learning rates of all steps, and a loss that falls."""
+    tokens = texts(60)
+    task = methods.Task(
+        language_model().train(), tokens, torch.zeros(60, dtype=torch.long), training.LOSSES["next-word"],
+        10, 0.01, 60, 0, schedule="cosine",
+    )  # fmt: skip
+    before = training.evaluate(task.model, tokens, task.targets, task.loss).loss
+    method = methods.find(name)(task)
+    rates = []
+    for _ in range(60):
+        training.train(method, 1)
+        rates.append(method.optimizer.param_groups[0]["lr"])
+    expected = [0.01 * training.rate("cosine", (k + 0.5) / 60) for k in range(60)]
+    assert rates == pytest.approx(expected)
+    assert training.evaluate(task.model, tokens, task.targets, task.loss).loss < 0.98 * before
+
+
+def test_the_experiments_are_in_the_table():
+    for name in ("transformer-imdb", "lm-imdb"):
+        experiment = experiments.find(name).at("quick")
+        assert experiment.settings()["schedule"] == "cosine"
+        assert set(experiment.methods) == {"adam", "adambs", "adambs-exp3", "infobatch"}
+        assert experiment.loss in training.LOSSES
+    assert "schedule" not in experiments.find("rcnn-imdb").settings()
+    assert math.isclose(training.LOSSES["next-word"].L, math.sqrt(2 / WORDS))
+
+
+def test_the_sources_of_reviews():
+    """Every review is in one source; shuffled ones keep their words; the bandit leaves the shares."""
+    tokens, labels = texts(200), torch.arange(200) % 2
+    found = text_sources.split(tokens, labels, seed=0)
+    assert sum(map(len, found.values())) == 200
+    counted = sorted(tuple(row.sort().values.tolist()) for rows in found.values() for row in rows)
+    assert counted == sorted(tuple(row.sort().values.tolist()) for row in tokens)
+    assert (found["short"] != 0).sum(1).max() <= WORDS < (found["positive"] != 0).sum(1).min()
+    lines = list(text_sources.compare(found, found, steps=12, seed=0, looks=3))
+    assert [(line["learns"], line["step"]) for line in lines] == [
+        (b, s) for b in (False, True) for s in (4, 8, 12)
+    ]
+    shares = {name: len(rows) / 200 for name, rows in found.items()}
+    assert lines[2]["p"] == pytest.approx(shares)
+    assert lines[5]["p"]["short"] < 0.95 * shares["short"]  # sums over fewer words have smaller gradients
+    assert lines[5]["test_loss"] < lines[3]["test_loss"]

@@ -1,0 +1,178 @@
+"""Arms that are sources: unbiased for the mixture, p as the theory has it, workers and resumes."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import same, saved_and_loaded
+from torch.utils.data import IterableDataset
+
+import adambs
+from adambs.sources import Worth
+
+
+class Numbers(IterableDataset):
+    """The numbers from ``start``, ``count`` of them."""
+
+    def __init__(self, start, count=1000):
+        self.start, self.count = start, count
+
+    def __iter__(self):
+        return iter(range(self.start, self.start + self.count))
+
+
+def a_stream(**options):
+    sources = {"small": Numbers(0), "large": Numbers(10_000), "huge": Numbers(20_000)}
+    return adambs.BanditStream(sources, **{"batch_size": 8, "seed": 1, "shares": [1, 2, 1], **options})
+
+
+def score(values):
+    """What an example of each source is worth."""
+    return torch.tensor([1.0, 4.0, 0.5])[values // 10_000] * (1 + (values % 7) / 7)
+
+
+def train(stream, steps):
+    """Some steps; which values came, and with which weights."""
+    seen = []
+    for batch, draw in stream:
+        seen.append((batch.tolist(), draw.weights.tolist()))
+        stream.update(draw, score(batch))
+        if len(seen) == steps:
+            return seen
+    return seen
+
+
+def test_worth_is_the_minimiser_of_the_second_moment():
+    """p against a numerical search, when each source's mean square is known."""
+    shares, squares = np.array([0.2, 0.5, 0.3]), np.array([4.0, 0.25, 9.0])
+    worth = Worth(shares, 0.0, 1e12)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        sources = rng.integers(0, 3, 1000)
+        worth.update(sources, np.sqrt(squares)[sources])
+    from scipy.optimize import minimize
+
+    def second_moment(z):
+        p = np.exp(z) / np.exp(z).sum()
+        return (shares**2 * squares / p).sum()
+
+    best = minimize(second_moment, np.zeros(3), tol=1e-12).x
+    np.testing.assert_allclose(worth.p(), np.exp(best) / np.exp(best).sum(), rtol=1e-3)  # the prior
+
+
+def test_old_scores_fade():
+    worth = Worth(np.array([0.5, 0.5]), 0.1, 20.0)
+    for _ in range(200):
+        worth.update(np.array([0, 0, 1, 1]), np.array([3.0, 3.0, 1.0, 1.0]))
+    assert worth.p()[0] > 0.65
+    for _ in range(200):
+        worth.update(np.array([0, 0, 1, 1]), np.array([1.0, 1.0, 3.0, 3.0]))
+    assert worth.p()[1] > 0.65
+    assert worth.p().min() >= 0.1 * 0.5
+
+
+def test_the_weighted_mean_is_unbiased_for_the_mixture():
+    """z-test of draw.mean against the mixture of the sources by their shares; draws follow p."""
+    stream = a_stream(batch_size=16, steps=600)
+    found = []
+    for batch, draw in stream:
+        found.append(draw.mean(score(batch).double()).item())
+        stream.update(draw, score(batch))
+    means = [score(torch.arange(s, s + 7 * 50)).mean().item() for s in (0, 10_000, 20_000)]
+    expected = np.dot([0.25, 0.5, 0.25], means)
+    found = np.array(found)
+    z = (found.mean() - expected) / (found.std() / np.sqrt(len(found)))
+    assert abs(z) < 4
+    p = stream.probabilities()
+    assert p["large"] > 0.7  # a share of one half
+    assert p["huge"] < 0.15
+    assert stream.numbers("bandit/")["bandit/p/large"] == p["large"]
+    naive = np.random.default_rng(0).choice(3, p=[0.25, 0.5, 0.25], size=(600, 16))
+    assert found.std() < 0.5 * np.array(means)[naive].mean(1).std()  # far less noise than the mixture itself
+
+
+def test_draws_follow_p():
+    stream = a_stream(batch_size=5000)
+    draw = stream.draw()
+    stream.update(draw, score(draw.indices * 10_000))
+    p = np.array(list(stream.probabilities().values()))
+    counts = np.bincount(stream.draw().indices.numpy(), minlength=3)
+    assert ((counts - 5000 * p) ** 2 / (5000 * p)).sum() < 20  # chi-square, two degrees of freedom
+
+
+def test_each_source_is_read_in_its_order_and_begins_again():
+    stream = adambs.BanditStream([Numbers(0, 5), Numbers(100, 3)], batch_size=7)
+    values = [v for batch, _ in train(stream, 6) for v in batch]
+    for start, count in ((0, 5), (100, 3)):
+        own = [v for v in values if start <= v < start + count]
+        assert own == [start + k % count for k in range(len(own))]
+
+
+def test_workers_part_the_sources():
+    """Two workers read what one reads, each every second example, none twice in a pass."""
+    values = [v for batch, _ in train(a_stream(num_workers=2), 20) for v in batch]
+    assert len(values) == len(set(values))
+    assert {v % 2 for v in values} == {0, 1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_on_bit_for_bit(workers):
+    whole, half = a_stream(num_workers=workers), a_stream(num_workers=workers)
+    expected = train(whole, 25)
+    first = train(half, 11)
+    state = saved_and_loaded(half.state_dict())
+    again = a_stream(num_workers=workers)
+    again.load_state_dict(state)
+    assert first + train(again, 14) == expected
+    if workers == 0:
+        assert same(again.state_dict(), whole.state_dict())
+    assert train(half, 14) == expected[11:]  # left and taken up again
+
+
+def test_late_feedback_by_number_and_carried_draws():
+    stream, expected = a_stream(carry=True, feedback="late", collate_fn=as_tuple), a_stream()
+    train(expected, 10)
+    for step, (values, drawn) in enumerate(stream):
+        stream.update(drawn.number, score(values))
+        if step == 9:
+            break
+    assert stream.probabilities() == expected.probabilities()
+
+
+def as_tuple(values):
+    return (torch.tensor(values),)
+
+
+BAD = [
+    ({"sources": []}, ValueError, "sources is empty"),
+    ({"sources": [iter([1, 2])]}, TypeError, "source '0' must be iterable, and anew each time"),
+    ({"shares": [1.0]}, ValueError, r"shares must have shape \(2,\)"),
+    ({"shares": [1.0, 0.0]}, ValueError, "shares must all be positive"),
+    ({"uniform": 0.0}, ValueError, "uniform must lie strictly between 0 and 1"),
+    ({"memory": 1.0}, ValueError, "memory must be above 1"),
+    ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+    ({"shuffle": True}, TypeError, "BanditStream takes no shuffle"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), BAD)
+def test_bad_arguments(options, error, words):
+    with pytest.raises(error, match=words):
+        adambs.BanditStream(**{"sources": [Numbers(0), Numbers(5)], "batch_size": 4, **options})
+
+
+def test_bad_use():
+    stream = adambs.BanditStream([Numbers(0), Numbers(0, 0)], batch_size=32)
+    with pytest.raises(ValueError, match="source '1' has no example for reader 0 of 1"):
+        train(stream, 1)
+    with pytest.raises(TypeError, match="the stream is endless"):
+        len(stream)
+    saved = a_stream(num_workers=2)
+    train(saved, 3)
+    other = a_stream()
+    other.load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match="saved with 1 processes of 2 workers, and there are 1 of 1"):
+        train(other, 1)
+    before = other.state_dict()
+    with pytest.raises(ValueError, match="state is of a sampler with batch_size = 16"):
+        other.load_state_dict(a_stream(batch_size=16).state_dict())
+    assert same(before, other.state_dict())
