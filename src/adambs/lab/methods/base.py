@@ -152,7 +152,6 @@ class Method(ABC):
     @classmethod
     def with_setting(cls, name: str, value: float) -> type[Self]:
         """A variant with another learning rate, or another value of a number that the class has."""
-        changed: dict[str, Any]
         if name == "lr":
             changed: dict[str, Any] = {"options": {**cls.options, "lr": value}}
         elif name in cls.setting_names():
