@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests trainers docs bench format clean
+.PHONY: demo test lint types tests trainers docs package bench format clean
 
 demo: .venv/installed
 	$(BIN)/adambs demo
@@ -19,6 +19,9 @@ types: .venv/installed
 
 tests: .venv/installed
 	$(BIN)/pytest
+
+package: .venv/installed
+	$(BIN)/python .ci/package.py
 
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html

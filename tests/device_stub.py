@@ -12,7 +12,8 @@ The values live in CPU tensors inside; torch sees tensors of another device, of 
 autograd runs in the calling thread. Operations, autograd, factories and copies to the device work inside the
 `with` block; `torch.tensor(..., device=...)` does not. As on CUDA, mixing with a CPU tensor that has
 dimensions is an error. A copy with `non_blocking=True` is no wait; that it must not be read before it has
-arrived is not modelled.
+arrived is not modelled. Random operations draw from a stream of the device's own; `Device` has the functions
+for it that `torch.cuda` has, so that a test can make it `torch.lazy`.
 """
 
 from collections.abc import Iterator
@@ -83,6 +84,19 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.copies: list[str] = []
+        self._random = torch.Generator().manual_seed(0).get_state()
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return self._random.clone()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        self._random = state.clone()
+
+    def manual_seed(self, seed: int) -> None:
+        self._random = torch.Generator().manual_seed(seed).get_state()
+
+    def synchronize(self) -> None:
+        self.waits.append("synchronize")
 
     def put(self, value: T) -> T:
         """Return a tensor on the device, or move a module's parameters and buffers there. Not recorded."""
@@ -125,11 +139,23 @@ class Device(TorchDispatchMode):
         inner_args, inner_kwargs = tree_map_only(OnDevice, lambda t: t._values, (args, kwargs))
         if device is not None:
             inner_kwargs["device"] = torch.device("cpu")
-        out = func(*inner_args, **inner_kwargs)
+        out = self._drawn(func, inner_args, inner_kwargs)
         if to_host or (name == "copy_" and not isinstance(args[0], OnDevice)):
             return args[0] if name == "copy_" else out
         out = tree_map_only(Tensor, lambda t: OnDevice(t, self), out)
         return return_and_correct_aliasing(func, args, kwargs, out)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation; a random one on the device's stream, which the host's does not move."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        host = torch.get_rng_state()
+        torch.set_rng_state(self._random)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._random = torch.get_rng_state()
+            torch.set_rng_state(host)
 
     def _copied(self, from_device: bool, to_host: bool, late: bool) -> None:
         if from_device == to_host:  # from one to the other

@@ -303,7 +303,7 @@ def test_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_names_list_the_known_ones() -> None:
     for call in (load, fetch):
-        with pytest.raises(ValueError, match="no dataset 'minst': the known ones are mnist, fashion-mnist"):
+        with pytest.raises(ValueError, match="dataset 'minst' is unknown; did you mean mnist"):
             call("minst")
 
 

@@ -1,15 +1,16 @@
 """Several runs at once: what the pictures show is what the analyses say."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 from lab_fixtures import write_run
 
-from adambs.lab import records, sweep
+from adambs.lab import records, summary, sweep
 from adambs.lab.analysis import Estimate, analyse
-from adambs.lab.overview import CHOOSING, COLUMNS, SideBySide, default_table, sweep_figure
-from adambs.lab.words import points, rise, times_and_interval
+from adambs.lab.overview import CHOOSING, COLUMNS, SideBySide, against_baseline, sweep_figure
+from adambs.lab.words import points, times_and_interval
 
 
 def dots(axes):
@@ -118,19 +119,41 @@ def test_no_table_is_wide_and_every_number_stands_in_one(side_by_side):
     assert tables[2][2][1:] == [times_and_interval(clock.overall, clock.bounded())] * 2
 
 
-def test_the_default_has_a_row_for_each_run_with_all_that_is_measured(side_by_side):
-    head, _, *rows = cells(default_table(side_by_side.analyses, side_by_side.titles))
-    assert len(head) == 7
-    assert [row[0] for row in rows] == list(CHOOSING)
+@pytest.mark.parametrize("method", ["adambs", "adam-impt"])
+def test_a_method_has_a_row_for_each_run_that_has_it(side_by_side, method):
+    head, _, *rows = cells(against_baseline(side_by_side.analyses, side_by_side.titles, method))
+    assert len(head) == 6
+    assert [row[0] for row in rows] == [*CHOOSING, *(["other"] if method == "adam-impt" else [])]
     analysis = side_by_side.analyses[1]
-    clock = analysis.speedups["adambs"]["seconds"]
-    lowest = analysis.to_lowest_error["adambs"]
+    clock = analysis.speedups[method]["seconds"]
     assert rows[1][1:] == [
+        "3",
         times_and_interval(clock.overall, clock.bounded()),
         times_and_interval(clock.at[3], clock.bounded(3)),
-        f"{rise(analysis.steadiness['adambs'])} ({rise(analysis.steadiness['adam'])})",
-        times_and_interval(lowest.overall, lowest.bounded()),
-        points(analysis.equal_time["test_error"]["adambs"]),
-        points(analysis.stopped_early["test_error"]["adambs"]),
+        points(analysis.equal_time["test_error"][method]),
+        clock.verdict,
     ]
-    assert default_table(side_by_side.analyses[3:], ["other"]) == ""
+
+
+def test_a_method_that_no_run_has_is_not_mentioned(side_by_side):
+    assert against_baseline(side_by_side.analyses[3:], ["other"], "adambs") == ""
+
+
+def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
+    """The default, the paper's Algorithm 2, everything else; each table speaks of its own method."""
+    monkeypatch.setattr(summary, "save_figures", lambda *_: [])
+    write_run(tmp_path / "a", ["adam", "adambs"], slices=8, balanced=True)
+    write_run(tmp_path / "b", ["adam", "adambs-exp3"], slices=8, title="Another title")
+    text = summary.write_summary(tmp_path).read_text()
+    headings = ["## The library's default", "## The paper's Algorithm 2", "## Everything else"]
+    _, default, algorithm_2, rest = re.split(
+        "|".join(f"^{heading}" for heading in headings), text, flags=re.M
+    )
+    assert "CNN on Fashion-MNIST" in default
+    assert "Another title" not in default
+    assert "Another title" in algorithm_2
+    assert "CNN on Fashion-MNIST" not in algorithm_2
+    for heading in re.findall(r"\]\(#([^)]*)\)", default + algorithm_2):
+        assert heading in [summary._anchor(found) for found in re.findall(r"^### (.*)$", rest, re.M)]
+    assert rest.count("balanced test error") == 1
+    assert max(line.count("|") for line in text.splitlines()) - 1 <= COLUMNS + 2

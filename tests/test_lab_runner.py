@@ -1,6 +1,7 @@
 """Records, runner, plans and the command line: fair, resumable, and clear about what is wrong."""
 
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -12,11 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from lab_fixtures import connections, kdd_files
+from rich.console import Console
 from typer.testing import CliRunner
 
+import adambs
 from adambs import cli
 from adambs.lab import experiments, machine, records, reproduce, runner, summary, sweep
 from adambs.lab.analysis import Estimate, analyse
+from adambs.lab.report.tables import terminal_table
 
 SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
 
@@ -250,6 +254,64 @@ def test_a_full_disk_loses_no_record(tmp_path, monkeypatch):
     assert writer.file.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        "",
+        '{"kind": "run", "for',  # a first line that a crash has cut short
+        '{"kind": "run", "format": 1, "config": {"another": 1}, "methods": {}}\n{"kind": "session"}\n',
+        '{"kind": "run", "format": 1, "config": {}, "methods": {}}\n{"kind": "begin", "seed": 0}\n{"ki',
+    ],
+)
+def test_a_record_without_a_slice_is_begun_anew(left, data, tmp_path):
+    (tmp_path / records.FILE).write_text(left)
+    plan = small_plan(method_names=("adam",))
+    assert records.same_config(tmp_path, plan.config(data))
+    assert runner.run(plan, data, [0], tmp_path, command="").finished == {0}
+    assert records.read(tmp_path).config["methods"] == ["adam"]
+
+
+def test_nothing_is_written_before_the_first_slice(data, tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no memory on the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_measure", fails)
+        with pytest.raises(RuntimeError, match="no memory"):
+            runner.run(small_plan(), data, [0], tmp_path, command="")
+    assert not (tmp_path / records.FILE).exists()
+    runner.run(small_plan(method_names=("adam",)), data, [0], tmp_path, command="")
+
+
+@pytest.mark.parametrize("room", [200, 3000])  # within the first line, and within a slice
+def test_a_run_goes_on_after_the_disk_was_full(room, finished, data, tmp_path):
+    """A limit on the size of files stands for the disk: it cuts a line short as a full disk does."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(records.RecordError, match="run the same command again to go on"):
+            runner.run(small_plan(), data, [0, 1], tmp_path, command="")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    left = (tmp_path / records.FILE).read_text()
+    assert left.endswith("\n") == ('"slice"' in left) == (room > 200)
+    whole = runner.run(small_plan(), data, [0, 1], tmp_path, command="")
+    assert list(map(without_time, whole.lines("slice"))) == list(map(without_time, finished.lines("slice")))
+
+
+def test_a_second_run_in_the_folder_is_told_who_has_it(data, tmp_path):
+    def second(*_):
+        with pytest.raises(records.RecordError, match=rf"is in use by process {os.getpid()} on .*the first"):
+            runner.run(small_plan(), data, [1], tmp_path, command="the second")
+
+    first = runner.run(small_plan(), data, [0], tmp_path, command="the first", progress=second)
+    assert first.finished == {0}
+    assert len(first.sessions) == 1
+    assert runner.run(small_plan(), data, [1], tmp_path, command="").finished == {0, 1}
+    assert not (tmp_path / ".running").exists()
+
+
 def test_a_diverged_run_is_still_json(tmp_path):
     assert runner._finite(float("nan")) == runner._finite(float("inf")) == 1e300
     writer = records.Writer(tmp_path, {}, {})
@@ -354,10 +416,12 @@ def test_overrides_are_said_in_words():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["reproduce", "cnn-cifar"], "experiment 'cnn-cifar' is unknown; the known ones are cnn-cifar10"),
-        (["reproduce", "digits", "--methods", "adam,adamw"], "method 'adamw' is unknown"),
+        (["reproduce", "cnn-cifar"], "experiment 'cnn-cifar' is unknown; did you mean cnn-cifar10"),
+        (["reproduce", "digits", "--methods", "adam,adambs-trackin"], "did you mean adambs-tracking"),
+        (["reproduce", "digits", "--methods", "xyz"], "is unknown; all of them: adambs methods"),
+        (["reproduce", "digits", "--device", "cuda:77"], "device 'cuda:77' cannot be used here"),
+        (["reproduce", "digits", "--device", "gpu"], "device 'gpu' cannot be used here"),
         (["reproduce", "digits", "--methods", "adam,adam"], "each may stand there once"),
-        (["reproduce", "digits", "--scale", "huge"], "scale must be paper or quick, not 'huge'"),
         (["reproduce", "digits", "--epochs", "-1"], "epochs must be positive"),
         (["reproduce", "digits", "--batch-size", "0"], "batch-size must be positive"),
         (["reproduce", "digits", "--batch-size", "5000"], "batch_size 5000 is more than the 1437"),
@@ -375,7 +439,7 @@ def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert words in said
     assert "Traceback" not in said
-    assert not list(tmp_path.glob("runs/**/*.jsonl"))
+    assert not list(tmp_path.glob("runs/**/*"))
 
 
 def test_reproduce_and_report_from_the_command_line(tmp_path, monkeypatch):
@@ -406,7 +470,7 @@ def test_ctrl_c_keeps_what_is_done_and_writes_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_run_seed", stop_in_the_second)
     arguments = ["reproduce", "digits", "--methods", "adam,adambs", "--seeds", "2", "--epochs", "0.3"]
     done = CliRunner().invoke(cli.app, [*arguments, "--slices", "3", "--threads", "1"])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 130, done.output
     assert "the same command goes on from here" in " ".join(done.output.split())
     assert (tmp_path / "runs" / "digits-quick" / "report.html").exists()
 
@@ -414,7 +478,9 @@ def test_ctrl_c_keeps_what_is_done_and_writes_the_report(tmp_path, monkeypatch):
 def test_the_demo_keeps_what_another_version_left(tmp_path, monkeypatch):
     digits = dataclasses.replace(experiments.EXPERIMENTS["digits"], epochs=0.2, slices=2)
     monkeypatch.setitem(experiments.EXPERIMENTS, "digits", digits)
-    records.Writer(tmp_path / "digits", {"experiment": "an older one"}, {})
+    older = records.Writer(tmp_path / "digits", {"experiment": "an older one"}, {})
+    older.append({"kind": "begin", "seed": 0})
+    older.append({"kind": "slice", "seed": 0})
     done = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--seeds", "1"])
     assert done.exit_code == 0, done.output
     assert records.read(tmp_path / "digits").config == {"experiment": "an older one"}
@@ -479,13 +545,59 @@ def test_a_sweep_gives_every_rule_the_same_trials_and_names_the_best_of_each(tmp
     assert (tmp_path / "results" / "figures" / "sweep.png").exists()
 
 
-@pytest.mark.parametrize("arguments", [["methods"], ["experiments"], ["data"]])
-def test_the_lists(arguments, tmp_path, monkeypatch):
-    monkeypatch.setenv("ADAMBS_DATA", str(tmp_path))
-    done = CliRunner().invoke(cli.app, arguments, terminal_width=200)
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("command", ["methods", "experiments", "data"])
+def test_lists_fit_the_terminal(command, width, tmp_path, monkeypatch):
+    """No line is too long, and no word that matters was cut."""
+    monkeypatch.setenv("ADAMBS_DATA", "data")
+    monkeypatch.setattr(cli, "console", Console(width=width))
+    done = CliRunner().invoke(cli.app, [command])
     assert done.exit_code == 0
-    known = {"methods": "selective-backprop", "experiments": "rcnn-imdb", "data": "fashion-mnist"}
-    assert known[arguments[0]] in done.output
+    assert max(map(len, done.output.splitlines())) <= width
+    assert "…" not in done.output
+    known = {
+        "methods": ["selective-backprop", "adambs-release-unbiased", "Kingma and Ba, ICLR 2015"],
+        "experiments": ["rcnn-imdb", "batch 128"],
+        "data": ["fashion-mnist", "missing"],
+    }
+    for words in known[command]:
+        assert words in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_numbers_fit_the_terminal(width, finished):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(terminal_table([finished]))
+    said = console.export_text()
+    assert max(map(len, said.splitlines())) <= width
+    assert "…" not in said
+    analysis = analyse(finished)
+    for method in analysis.methods[1:]:
+        assert f"{analysis.speedups[method]['seconds'].overall.value:.2f}" in said
+
+
+def test_the_version_and_the_help():
+    assert CliRunner().invoke(cli.app, ["--version"]).output.strip() == f"adambs {adambs.__version__}"
+    for command in ([], ["report"], ["reproduce"], ["summary"], ["data", "fetch"]):
+        done = CliRunner().invoke(cli.app, [*command, "--help"], terminal_width=200)
+        assert done.exit_code == 0
+        assert "list[" not in done.output
+    wrong = CliRunner().invoke(cli.app, ["reproduce", "digits", "--scale", "huge"])
+    assert wrong.exit_code == 2
+    assert "quick" in wrong.output + wrong.stderr
+
+
+def test_ctrl_c_before_the_first_slice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_contestant", stop)
+    done = CliRunner().invoke(cli.app, ["reproduce", "digits", "--seeds", "1", "--threads", "1"])
+    assert done.exit_code == 130, done.output
+    assert not list(tmp_path.rglob(records.FILE))
+    assert CliRunner().invoke(cli.app, ["demo", "--seeds", "1"]).exit_code == 130
 
 
 @pytest.mark.parametrize(

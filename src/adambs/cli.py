@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ try:
     import typer
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 except ModuleNotFoundError as missing:
     sys.exit(f"The adambs command needs {missing.name}: pip install 'adambs[lab]'")
 
@@ -25,13 +25,39 @@ console = Console()
 
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", help="Data folder; else $ADAMBS_DATA, else the user's cache folder."),
+    typer.Option(
+        "--data", metavar="FOLDER", help="Data folder; else $ADAMBS_DATA, else the user's cache folder."
+    ),
 ]
+
+
+class Scale(StrEnum):
+    """How large an experiment is."""
+
+    QUICK = "quick"
+    PAPER = "paper"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from adambs import __version__
+
+        console.print(f"adambs {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Adam with bandit sampling: train on the examples that matter, without bias."""
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 5,
 ) -> None:
     """Adam, Adam-impt and AdamBS on scikit-learn's digits, balanced and long-tailed: a few minutes."""
@@ -42,8 +68,8 @@ def demo(
 
 @app.command()
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="One of `adambs experiments`.")],
-    scale: Annotated[str, typer.Option(help="quick (minutes) or paper (the paper's size).")] = "quick",
+    experiment: Annotated[str, typer.Argument(metavar="NAME", help="One of `adambs experiments`.")],
+    scale: Annotated[Scale, typer.Option(help="Minutes, or the paper's size.")] = Scale.QUICK,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -63,20 +89,24 @@ def reproduce(
     threads: Annotated[int | None, typer.Option(help="Of torch; 2 if not given.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu if not given.")] = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-SCALE if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of the run; runs/NAME-SCALE if not given.")
+    ] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
     history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
 ) -> None:
     """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
+    from adambs.lab import records
     from adambs.lab import reproduce as lab
+    from adambs.lab.errors import STOPPED
 
     chosen = tuple(name.strip() for name in methods.split(",")) if methods else None
     plan = lab.make_plan(
         experiment,
-        scale,
+        scale.value,
         lab.Overrides(chosen, epochs, batch_size, lr, long_tail, slices, threads, device),
     )
-    name = "sweep" if methods == "sweep" else scale
+    name = "sweep" if methods == "sweep" else scale.value
     folder = out or Path("runs") / f"{experiment}-{name}"
     loaded = lab.prepare(plan, data)
     if plan.differs:
@@ -94,22 +124,28 @@ def reproduce(
         )
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")
+        if records.begun(folder):
+            _write_report([folder], folder)
+        raise typer.Exit(STOPPED) from None
     _write_report([folder], folder)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    # Hidden in the list of arguments, where typer would call it a list[Path]; the usage line shows it.
+    runs: Annotated[list[Path], typer.Argument(metavar="FOLDER", hidden=True)],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the report; the first run's if not given.")
+        Path | None, typer.Option(metavar="FOLDER", help="For the report; the first run's if not given.")
     ] = None,
 ) -> None:
-    """Write the report of one run or of several."""
+    """Write the report of one run or of several, given their folders."""
     _write_report(runs, out or runs[0])
 
 
 @app.command()
-def summary(folder: Annotated[Path, typer.Argument(help="Folder of folders of runs.")]) -> None:
+def summary(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of folders of runs.")],
+) -> None:
     """Write RESULTS.md and its figures for all runs below a folder."""
     from adambs.lab.summary import write_summary
 
@@ -120,29 +156,24 @@ def summary(folder: Annotated[Path, typer.Argument(help="Folder of folders of ru
 def methods() -> None:
     """List the methods, a line and a citation each."""
     from adambs.lab.methods import METHODS
+    from adambs.lab.terminal import Entries
 
-    table = Table("method", "what it does", "from", title="Methods")
-    for method in METHODS.values():
-        table.add_row(f"[bold]{method.name}[/bold]", method.summary, method.citation)
-    console.print(table)
+    console.print(Entries((each.name, [each.summary, f"({each.citation})"]) for each in METHODS.values()))
 
 
 @app.command()
 def experiments() -> None:
     """List the experiments, and where their values come from."""
     from adambs.lab.experiments import EXPERIMENTS
+    from adambs.lab.terminal import Entries
 
+    rows = []
     for e in EXPERIMENTS.values():
-        console.print(f"[bold]{e.name}[/bold]: {e.title} ({e.figure})")
         numbers = f"batch {e.batch_size}, lr {e.lr:g}, {e.epochs:g} epochs; {', '.join(e.methods)}"
-        for what, text in {
-            "": numbers,
-            "paper: ": e.paper,
-            "ours: ": e.ours,
-            "--scale quick: ": e.quick_differs,
-        }.items():
-            if text:
-                console.print(f"    {what}{text}", highlight=False)
+        lines = {"paper": e.paper, "ours": e.ours, "--scale quick": e.quick_differs}
+        told = [f"{what}: {text}" for what, text in lines.items() if text]
+        rows.append((e.name, [f"{e.title} ({e.figure})", numbers, *told]))
+    console.print(Entries(rows))
 
 
 @data_app.callback(invoke_without_command=True)
@@ -151,17 +182,20 @@ def list_data(context: typer.Context, data: DataFolder = None) -> None:
     if context.invoked_subcommand:
         return
     from adambs.lab import datasets
+    from adambs.lab.terminal import Entries
 
-    table = Table("data set", "state", "where", "detail", "publisher", title=str(datasets.data_folder(data)))
+    console.print(f"Data folder: [bold]{escape(str(datasets.data_folder(data)))}[/bold]", highlight=False)
+    rows = []
     for row in datasets.available(data):
-        table.add_row(row.name, row.state, str(row.where or ""), row.detail, row.source)
-    console.print(table)
+        where = f"in {row.where}" if row.where else ""
+        rows.append((row.name, [f"{row.state}: {row.detail}", where, row.source]))
+    console.print(Entries(rows))
     console.print("Get one with: adambs data fetch NAME")
 
 
 @data_app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="Name of the data set.")], data: DataFolder = None
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the data set.")], data: DataFolder = None
 ) -> None:
     """Download a data set from its publisher, checked by its hash."""
     from adambs.lab import datasets
@@ -176,7 +210,7 @@ def fetch(
 
 @app.command()
 def theory(
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("theory"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the page.")] = Path("theory"),
     seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
     quick: Annotated[bool, typer.Option(help="Smaller, in half a minute.")] = False,
 ) -> None:
@@ -253,7 +287,7 @@ def mislabelled(
 
 @app.command()
 def bench(
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("bench.json"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON file to write.")] = Path("bench.json"),
     quick: Annotated[bool, typer.Option(help="Smaller n and fewer repetitions.")] = False,
 ) -> None:
     """What the sampler and the scores cost, beside their peers, as ratios in one run."""
@@ -265,7 +299,7 @@ def bench(
 def _write_report(folders: list[Path], out: Path) -> None:
     from adambs.lab import records
     from adambs.lab.report import write_report
-    from adambs.lab.report_tables import terminal_table
+    from adambs.lab.report.tables import terminal_table
 
     runs = [records.read(folder) for folder in folders]
     page = write_report(runs, out)

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from adambs.lab.errors import unknown
+
 PAPER_METHODS = ("adam", "adam-impt", "adambs-exp3", "adambs-release")
 SGD_METHODS = ("adam", "adambs-exp3", "sgd", "momentum", "adagrad", "rmsprop")
 
@@ -281,7 +283,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name; an unknown one gets the list of the known."""
+    """The experiment of that name; an unknown one gets the nearest."""
     if name not in EXPERIMENTS:
-        raise ValueError(f"experiment {name!r} is unknown; the known ones are {', '.join(EXPERIMENTS)}")
+        raise unknown("experiment", name, EXPERIMENTS, "adambs experiments")
     return EXPERIMENTS[name]

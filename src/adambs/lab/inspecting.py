@@ -12,7 +12,7 @@ from adambs import pages
 from adambs.lab import records, reproduce
 from adambs.lab.datasets import Data
 from adambs.lab.figures import thumbnail
-from adambs.lab.report_markup import finite_numbers
+from adambs.lab.report.markup import finite_numbers
 
 # So many dots are drawn on the map, and so many examples can be searched for.
 _DOTS, _SEARCHED = 3000, 100_000

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from adambs.lab.analysis import Analysis, Estimate, Speedup, across
 from adambs.lab.figures import INK, MUTED, plain, style, tidy
-from adambs.lab.report_tables import markdown
+from adambs.lab.report.tables import markdown
 from adambs.lab.sweep import DEFAULT, ORACLE, TRIALS
-from adambs.lab.words import points, rise, times_and_interval
+from adambs.lab.words import points, times_and_interval
 
 CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 """The experiments that the default rule was chosen on, over which the mean is taken."""
@@ -93,27 +93,17 @@ class SideBySide:
         return figure
 
 
-def default_table(analyses: Sequence[Analysis], titles: Sequence[str]) -> str:
-    """The library's default against the baseline, a row for each run with all that is measured of the two."""
+def against_baseline(analyses: Sequence[Analysis], titles: Sequence[str], method: str) -> str:
+    """One method against Adam, a row for each run that has it; nothing if none has."""
     rows = [
-        [
-            "experiment",
-            "Adam's four losses",
-            "Adam's final loss",
-            "steadiness, Adam's in brackets",
-            "Adam's lowest test error",
-            "test error when Adam ended",
-            "lowest test error by then",
-        ]
+        ["experiment", "seeds", "speedup", "to Adam's final loss", "test error when Adam ended", "in words"]
     ]
     for analysis, title in zip(analyses, titles, strict=True):
-        if DEFAULT not in analysis.speedups:
-            continue
-        clock = analysis.speedups[DEFAULT]["seconds"]
-        ours, theirs = (rise(analysis.steadiness[name]) for name in (DEFAULT, analysis.baseline))
-        speeds = [_cell(each) for each in (clock, clock.last, analysis.to_lowest_error[DEFAULT])]
-        errors = [each["test_error"][DEFAULT] for each in (analysis.equal_time, analysis.stopped_early)]
-        rows.append([title, *speeds[:2], f"{ours} ({theirs})", speeds[2], *map(points, errors)])
+        if method in analysis.speedups:
+            clock = analysis.speedups[method]["seconds"]
+            error = points(analysis.equal_time["test_error"][method])
+            seeds = str(len(analysis.seeds))
+            rows.append([title, seeds, _cell(clock), _cell(clock.last), error, clock.verdict])
     return markdown(rows) if len(rows) > 1 else ""
 
 

@@ -1,5 +1,7 @@
 """Records of a run: one JSON object a line, appended as they come, never rewritten.
 
+Nothing is written before the first slice: a run that fails at its start leaves no record.
+
 A run is a folder with ``records.jsonl``. Its lines, in the order in which they appear, by ``"kind"``:
 
 ``run``
@@ -105,9 +107,16 @@ def read(folder: Path) -> Run:
     return run
 
 
+def begun(folder: Path) -> Run | None:
+    """The run in ``folder``, if there is one with a complete line."""
+    file = folder / FILE
+    return read(folder) if file.exists() and b"\n" in file.read_bytes() else None
+
+
 def same_config(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether the run in ``folder`` was made with this configuration."""
-    return bool(read(folder).config == json.loads(json.dumps(config)))
+    """Whether the run in ``folder`` was made with this configuration, or holds nothing yet."""
+    run = begun(folder)
+    return run is None or not any(run.seeds.values()) or run.config == json.loads(json.dumps(config))
 
 
 def save_history(state: dict[str, Any], path: Path) -> None:
@@ -121,18 +130,24 @@ class Writer:
     """Appends lines to a run's file; each is on the disk before the next begins."""
 
     def __init__(self, folder: Path, config: dict[str, Any], methods: dict[str, dict[str, Any]]) -> None:
-        """Continue the run in ``folder``, or begin one; refuse one with another configuration."""
+        """Continue the run in ``folder``, or begin one; refuse one with another configuration.
+
+        A file without a single slice holds nothing: it is begun anew, whatever was to be run there. What is
+        begun is on the disk only with the first line that is appended.
+        """
         self.file = folder / FILE
+        ours = json.loads(json.dumps(config))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not self.file.exists() or not self.file.read_bytes():
-                self.append({"kind": "run", "format": FORMAT, "config": config, "methods": methods})
-            else:
-                self._drop_torn_line()
+            found = read(folder) if self._drop_torn_line() else None
         except OSError as error:
             raise RecordError(f"{self.file} cannot be written: {error}") from error
-        self.run = read(folder)
-        ours = json.loads(json.dumps(config))
+        self._new = found is None or not any(found.seeds.values())
+        if found is None or self._new:
+            found = Run(folder, ours, methods)
+        self.run = found
+        header = {"kind": "run", "format": FORMAT, "config": config, "methods": methods}
+        self._waiting: list[Line] = [header] if self._new else []
         for name in sorted(ours.keys() | self.run.config.keys()):
             theirs = self.run.config.get(name)
             if theirs != ours.get(name):
@@ -141,15 +156,22 @@ class Writer:
                     "records are not mixed; give this run a folder of its own (--out)"
                 )
 
+    def later(self, line: Line) -> None:
+        """Keep a line that means nothing alone, and write it together with the next that is appended."""
+        self._waiting.append(line)
+
     def append(self, line: Line) -> None:
-        """Write one line, whole or not at all as far as :func:`read` is concerned."""
-        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+        """Write one line, and those that wait, whole or not at all as far as :func:`read` is concerned."""
+        lines = [*self._waiting, line]
+        data = "".join(json.dumps(each, allow_nan=False) + "\n" for each in lines).encode()
         try:
-            with self.file.open("ab") as stream:
+            # Unbuffered: a buffer would try once more when it is closed, after the file has been mended.
+            with self.file.open("wb" if self._new else "ab", buffering=0) as stream:
                 size = stream.tell()
                 try:
-                    stream.write(data)
-                    stream.flush()
+                    written = 0
+                    while written < len(data):
+                        written += stream.write(data[written:])
                     os.fsync(stream.fileno())
                 except OSError:
                     os.ftruncate(stream.fileno(), size)
@@ -159,10 +181,15 @@ class Writer:
                 f"{self.file} cannot be written: {error}; what it held is safe, run the same command "
                 "again to go on"
             ) from error
+        self._new, self._waiting = False, []
 
-    def _drop_torn_line(self) -> None:
-        """Cut off what a crash has left of a last line, so that the next begins on its own."""
+    def _drop_torn_line(self) -> int:
+        """Cut off what a crash has left of a last line, so that the next begins on its own; the size left."""
+        if not self.file.exists():
+            return 0
         data = self.file.read_bytes()
-        if not data.endswith(b"\n"):
+        size = data.rfind(b"\n") + 1
+        if size < len(data):
             with self.file.open("rb+") as stream:
-                stream.truncate(data.rfind(b"\n") + 1)
+                stream.truncate(size)
+        return size

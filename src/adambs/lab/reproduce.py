@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from adambs.lab import datasets, experiments, methods, records, runner, sweep
+from adambs.lab.randomness import usable
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def make_plan(name: str, scale: str, changes: Overrides) -> runner.Plan:
         _positive("threads", changes.threads)
         options["threads"] = changes.threads
     if changes.device is not None:
-        options["device"] = changes.device
+        options["device"] = str(usable(changes.device))
     return runner.Plan(
         experiment, scale, chosen, one_lr=changes.lr is not None, differs="; ".join(differs), **options
     )
@@ -87,13 +89,17 @@ def run_with_progress(
 ) -> records.Run:
     """Run with a bar that tells the time left and the losses side by side."""
     config = plan.config(data)
-    done = 0
-    if (folder / records.FILE).exists():
-        done = len(records.read(folder).finished & set(seeds))
-        if done:
-            console.print(f"{done} of {len(seeds)} seeds are in {folder} already.")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar, _tensorboard(folder, tensorboard) as board:
+    earlier = records.begun(folder)
+    done = len(earlier.finished & set(seeds)) if earlier else 0
+    if done:
+        console.print(f"{done} of {len(seeds)} seeds are in {folder} already.")
+    losses_column = TextColumn(
+        "{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
+    bar_column = BarColumn(bar_width=max(6, console.width // 6))
+    columns = (losses_column, bar_column, MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    progress = Progress(*columns, console=console, expand=True)
+    with progress as bar, _tensorboard(folder, tensorboard) as board:
         rounds = config["slices"] + 1
         task = bar.add_task("warming up", total=len(seeds) * rounds, completed=done * rounds)
 

@@ -21,7 +21,9 @@ import adambs
 from adambs.lab import experiments, machine, methods, models, records, training
 from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
+from adambs.lab.locking import alone_in
 from adambs.lab.methods import Method, Task
+from adambs.lab.randomness import Streams
 
 # Steps before the next method has its turn.
 _TURN = 20
@@ -98,7 +100,7 @@ class _Contestant:
     """A method in the middle of its run."""
 
     method: Method
-    random_state: torch.Tensor
+    streams: Streams
     step: int = 0
     seconds: float = 0.0
     examples: int = 0
@@ -128,14 +130,15 @@ def run(
     torch.set_num_threads(plan.threads)
     machine.keep_memory()
     config = plan.config(data)
-    writer = records.Writer(folder, config, about)
-    todo = [seed for seed in seeds if seed not in writer.run.finished]
-    if todo:
-        writer.append({"kind": "session", "command": command, "machine": machine.describe()})
-    for seed in todo:
-        _run_seed(plan, data, seed, chosen, config, writer, progress, folder if history else None)
-        writer.run.finished.add(seed)
-    return records.read(folder)
+    with alone_in(folder, command):
+        writer = records.Writer(folder, config, about)
+        todo = [seed for seed in seeds if seed not in writer.run.finished]
+        if todo:
+            writer.later({"kind": "session", "command": command, "machine": machine.describe()})
+        for seed in todo:
+            _run_seed(plan, data, seed, chosen, config, writer, progress, folder if history else None)
+            writer.run.finished.add(seed)
+        return records.read(folder)
 
 
 def _run_seed(
@@ -154,7 +157,7 @@ def _run_seed(
         name: _contestant(plan, method, data, seed, steps, tensors) for name, method in chosen.items()
     }
     watched = {} if histories is None else _watched(contestants)
-    writer.append({"kind": "begin", "seed": seed})
+    writer.later({"kind": "begin", "seed": seed})
     looks = {max(1, round(share * slices)) for share in _LOOKS_AT_P}
     last: dict[str, dict[str, Any]] = {}
     for index in range(slices + 1):
@@ -204,10 +207,11 @@ def _contestant(
         settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr, data.context)
         return Task(model, tensors[0], tensors[1], loss, *settings, schedule=experiment.schedule)
 
-    with torch.random.fork_rng():
+    with Streams(plan.device, seed).turn():  # another's: the warm-up must not move the method's own
         training.train(method(task(copy.deepcopy(model))), 2)
-        torch.manual_seed(seed)
-        return _Contestant(method(task(model)), torch.get_rng_state())
+    streams = Streams(plan.device, seed)
+    with streams.turn():
+        return _Contestant(method(task(model)), streams)
 
 
 def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -227,7 +231,7 @@ def _take_turns(contestants: list[_Contestant], target: int) -> None:
 
 
 def _advance(contestant: _Contestant, target: int) -> None:
-    """Train up to step ``target``, on the clock, with the method's own random state for dropout.
+    """Train up to step ``target``, on the clock, with the method's own random streams for dropout.
 
     A method that has diverged trains no more, and is charged as if it went on at its pace: its clock must
     not stand still, or a short budget would flatter it.
@@ -237,18 +241,15 @@ def _advance(contestant: _Contestant, target: int) -> None:
         contestant.seconds *= target / max(contestant.step, 1)
         contestant.step = target
         return
-    with torch.random.fork_rng():
-        torch.set_rng_state(contestant.random_state)
+    with contestant.streams.turn():
         untimed = contestant.method.untimed
         start = time.perf_counter()
         try:
             contestant.examples += training.train(contestant.method, count)
         except training.DivergedError:
             contestant.diverged = True
-        if contestant.method.task.inputs.is_cuda:
-            torch.cuda.synchronize()
+        contestant.streams.wait()
         contestant.seconds += time.perf_counter() - start - (contestant.method.untimed - untimed)
-        contestant.random_state = torch.get_rng_state()
     contestant.step = target
 
 

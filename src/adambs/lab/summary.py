@@ -7,23 +7,28 @@ from adambs.lab import records
 from adambs.lab.analysis import Analysis, analyse
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.figures import save, save_figures
-from adambs.lab.overview import SideBySide, default_table, sweep_figure
-from adambs.lab.report_tables import error_rows, markdown, speed_rows
-from adambs.lab.sweep import is_sweep, sweep_section
+from adambs.lab.overview import SideBySide, against_baseline, sweep_figure
+from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
+from adambs.lab.sweep import DEFAULT, is_sweep, sweep_section
 from adambs.lab.words import compared, headline, run_title, warnings_of
 
 _HEAD = """\
 # Results
 
 Made by `adambs summary {folder}` from the records in this folder; each section names the command that made
-its record. What the columns mean: [docs/reading-a-report.md](../docs/reading-a-report.md). A speedup is the
-geometric mean, over the training losses that Adam first reaches after 1/4, 1/2, 3/4 and all of its budget,
-of Adam's time over the method's; the last of the four is Adam's final loss, and has a column of its own.
-Steadiness is the largest ratio, after the first tenth of a run, of the training loss to the lowest loss so
-far, in the worst seed: 1 never rose. Intervals are 95 %, by Student's t over seeds, on the logarithms of
-ratios and on differences as they are; one seed has none. Differences of errors are in percentage points.
-`<` marks a bound: a loss or an error that was not reached.
+its record. First the library's default, then the paper's Algorithm 2, then everything else.
+
+- **Speedup**: Adam's time over the method's, by the clock, to the training losses that Adam first reaches
+  after 1/4, 1/2, 3/4 and all of its budget; the geometric mean of the four. The last of them, Adam's final
+  loss, has a column of its own. Above 1 is faster; `<` marks a bound: a loss that was never reached.
+- **Test error when Adam ended**: the method's minus Adam's at that moment, in percentage points; minus is
+  better.
+- In brackets: 95 % intervals, by Student's t over seeds. One seed has none.
+
+More on the columns: [docs/reading-a-report.md](../docs/reading-a-report.md).
 """
+
+_ALGORITHM_2 = "adambs-exp3"
 
 
 def write_summary(folder: Path) -> Path:
@@ -39,8 +44,19 @@ def write_summary(folder: Path) -> Path:
     text = [
         _HEAD.format(folder=folder.name),
         *([notes.read_text()] if notes.exists() else []),
-        _overview(analyses),
-        _default(analyses),
+        _against(
+            analyses,
+            DEFAULT,
+            "The library's default against Adam",
+            "AdamBS as `BanditLoader` and `AdamBS` set it up (method `adambs`).",
+        ),
+        _against(
+            analyses,
+            _ALGORITHM_2,
+            "The paper's Algorithm 2 against Adam",
+            "The rule as it is printed (method `adambs-exp3`), which is not the default.",
+        ),
+        "## Everything else\n",
         _side_by_side(analyses, folder / "figures"),
         *([_sweep(sweeps, folder / "figures")] if sweeps else []),
     ]
@@ -63,23 +79,11 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _overview(analyses: list[Analysis]) -> str:
-    rows = ["| experiment | seeds | what was found |", "|---|---|---|"]
-    for analysis in analyses:
-        name = f"[{_title(analysis)}](#{_anchor(_title(analysis))})"
-        rows.append(f"| {name} | {len(analysis.seeds)} | {headline(analysis)} |")
-    return "\n".join(rows) + "\n"
-
-
-def _default(analyses: list[Analysis]) -> str:
-    table = default_table(analyses, [_title(analysis) for analysis in analyses])
-    if not table:
-        return ""
-    return (
-        "## The default against Adam\n\nThe library's default (`adambs`), by the clock: speedups to Adam's "
-        "four losses, to its final loss and to its lowest test error; steadiness; and test errors minus "
-        f"Adam's.\n\n{table}\n"
-    )
+def _against(analyses: list[Analysis], method: str, heading: str, what: str) -> str:
+    """One method against Adam in all runs that have it, each linked to its section."""
+    titles = [f"[{_title(analysis)}](#{_anchor(_title(analysis))})" for analysis in analyses]
+    table = against_baseline(analyses, titles, method)
+    return f"## {heading}\n\n{what}\n\n{table}\n" if table else ""
 
 
 def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
@@ -92,7 +96,7 @@ def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
     tables = "\n\n".join(found.tables())
     picture = "" if figure is None else "\n![Side by side](figures/side-by-side.png)\n"
     return (
-        "## Side by side\n\nSpeedup over Adam by the clock, with its 95 % interval over seeds. The last "
+        "### Side by side\n\nSpeedup over Adam by the clock, with its 95 % interval over seeds. The last "
         "column of the first table is the geometric mean over Fashion-MNIST, CIFAR-10 and IMDB, on which the "
         f"library's default was chosen.\n\n{tables}\n{picture}"
     )
@@ -110,21 +114,26 @@ def _section(analysis: Analysis) -> str:
     session = analysis.run.sessions[-1]
     machine = session["machine"]
     parts = [
-        f"## {_title(analysis)}",
+        f"### {_title(analysis)}",
         compared(analysis),
         *(f"**Note.** {note}" for note in warnings_of(analysis)),
         f"**The paper's figure** ({experiment.figure}): {experiment.shows}.",
         *(
             f"**Here, {name}:** {headline(analysis, method)}"
             for method, name in (
-                ("adambs-exp3", "the paper's Algorithm 2"),
-                ("adambs", "the library's default"),
+                (DEFAULT, "the library's default"),
+                (_ALGORITHM_2, "the paper's Algorithm 2"),
             )
             if method in analysis.speedups
         ),
-        markdown(speed_rows(analysis)),
-        markdown(error_rows(analysis)),
+        markdown(main_rows(analysis)),
         f"![Loss and errors](figures/{name}-curves.png)",
+        "<details><summary>Steps, steadiness and test errors</summary>",
+        "Steadiness is the largest ratio, after the first tenth of a run, of the training loss to the lowest "
+        "loss so far, in the worst seed: 1 never rose. Errors against Adam's are in percentage points.",
+        markdown(more_rows(analysis)),
+        *([markdown(balanced_rows(analysis))] if "balanced_test_error" in analysis.equal_time else []),
+        "</details>",
         f"`{session['command']}` on {machine['processor']}, {analysis.run.config['threads']} threads, torch "
         f"{machine['torch']}; record: [{name}/{records.FILE}]({name}/{records.FILE}).",
     ]

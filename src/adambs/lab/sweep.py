@@ -70,7 +70,7 @@ def sweep_section(sweeps: list[Analysis], titles: list[str]) -> str:
     )
     seeds = ", ".join(sorted({f"{len(sweep.seeds)}" for sweep in sweeps}))
     return (
-        "## Sweep\n\nSpeedup over Adam by the clock, three trials for each rule and for Adam's learning "
+        "### Sweep\n\nSpeedup over Adam by the clock, three trials for each rule and for Adam's learning "
         f"rate; number of seeds: {seeds}. Rules alone, without gate and without looking. The best of each is "
         f"bold.\n\n{table}\n\nHow much of the oracle's gain the default has, both counted in steps, as the "
         f"ratio of the logarithms of their speedups: {shares}.\n\n{made}\n"

@@ -76,9 +76,10 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> E
     total, parts = 0.0, []
     for x, y in zip(torch.split(inputs, FORWARD_BATCH), torch.split(targets, FORWARD_BATCH), strict=True):
         outputs = model(x)
-        total += loss.losses(outputs, y).double().sum().item()
-        parts.append(loss.guesses(outputs) != y if loss.wrong is None else loss.wrong(outputs, y))
-    wrong = torch.cat(parts).double()
+        total += loss.losses(outputs, y).cpu().double().sum().item()
+        wrong_ones = loss.guesses(outputs) != y if loss.wrong is None else loss.wrong(outputs, y)
+        parts.append(wrong_ones.cpu())
+    targets, wrong = targets.cpu(), torch.cat(parts).double()
     sizes = torch.bincount(targets)
     within = torch.bincount(targets, weights=wrong)[sizes > 0] / sizes[sizes > 0]
     return Evaluation(total / len(targets), wrong.mean().item(), within.mean().item())

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from adambs.lab.errors import unknown
+
 
 class DataError(RuntimeError):
     """Data is missing, damaged or cannot be had; the message names the file and the way out."""
@@ -261,11 +263,11 @@ DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}
 
 
 def dataset_named(name: str) -> Dataset:
-    """The row of the catalogue, or an error that lists the known names."""
+    """The row of the catalogue, or an error that names the nearest."""
     try:
         return DATASETS[name]
     except (KeyError, TypeError):
-        raise ValueError(f"no dataset {name!r}: the known ones are {', '.join(DATASETS)}") from None
+        raise unknown("dataset", str(name), DATASETS, "adambs data") from None
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:

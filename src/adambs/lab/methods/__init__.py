@@ -1,5 +1,6 @@
 """Methods for choosing examples, behind one interface. A new one is one short class; see docs/methods.md."""
 
+from adambs.lab.errors import unknown
 from adambs.lab.methods import bandit, rules, shuffled, today
 from adambs.lab.methods.base import Batch, Loss, Method, Plain, Task, Weighted
 
@@ -36,13 +37,13 @@ METHODS = {method.name: method for method in _ALL}
 
 
 def find(name: str) -> type[Method]:
-    """The method of that name; an unknown one gets the list of the known.
+    """The method of that name; an unknown one gets the nearest.
 
     ``adam:lr=0.002`` and ``adambs-tracking:uniform=0.1:smoothing=0.5`` are variants with other settings.
     """
     base, *settings = name.split(":")
     if base not in METHODS:
-        raise ValueError(f"method {base!r} is unknown; the known ones are {', '.join(METHODS)}")
+        raise unknown("method", base, METHODS, "adambs methods")
     method = METHODS[base]
     for setting in settings:
         key, _, value = setting.partition("=")

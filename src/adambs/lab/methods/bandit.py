@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import adambs
-from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted
+from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted, on_host
 
 LIU = "Liu, Wu and Mozafari, NeurIPS 2020"
 
@@ -228,7 +228,7 @@ class Release(Method):
 
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
-        self.learn(batch.indices.numpy(), self.task.loss.scores(outputs, targets).double().numpy())
+        self.learn(batch.indices.numpy(), on_host(self.task.loss.scores(outputs, targets)))
 
     def learn(self, indices: np.ndarray[Any, Any], norms: Floats) -> None:
         """One update of p."""
@@ -291,7 +291,7 @@ class AdamImpt(Method):
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
         if isinstance(batch, Plain):
-            self._observe(self.task.loss.scores(outputs, targets).double().numpy())
+            self._observe(on_host(self.task.loss.scores(outputs, targets)))
 
     def _observe(self, scores: Floats) -> None:
         total = scores.sum()

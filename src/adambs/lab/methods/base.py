@@ -18,6 +18,12 @@ from adambs.proposals import Passes
 FORWARD_BATCH = 200
 
 
+def on_host(values: Tensor) -> Floats:
+    """Values of whatever device and precision as float64 in NumPy."""
+    host: Floats = values.detach().cpu().double().numpy()
+    return host
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss for single examples, with what else the lab wants to know of it."""
@@ -65,12 +71,11 @@ class Task:
         measure = getattr(self.loss, what)
         self.model.eval()
         parts = [
-            measure(self.model(self.inputs[part]), self.targets[part]).double().cpu()
+            on_host(measure(self.model(self.inputs[part]), self.targets[part]))
             for part in torch.split(torch.as_tensor(indices), FORWARD_BATCH)
         ]
         self.model.train()
-        values: Floats = torch.cat(parts).numpy()
-        return values
+        return np.concatenate(parts)
 
 
 class Batch(Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted
+from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted, on_host
 from adambs.trees import SumTree
 
 
@@ -57,7 +57,7 @@ class InfoBatch(Method):
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
         self.steps += 1
-        self.last_losses[batch.indices.numpy()] = losses.detach().double().numpy()
+        self.last_losses[batch.indices.numpy()] = on_host(losses)
 
 
 class SelectiveBackprop(Method):
@@ -147,7 +147,7 @@ class OnlineBatchSelection(Method):
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
         self.steps += 1
-        self.last_losses[batch.indices.numpy()] = losses.detach().double().numpy()
+        self.last_losses[batch.indices.numpy()] = on_host(losses)
 
 
 class LossProportional(Method):
@@ -177,7 +177,7 @@ class LossProportional(Method):
 
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
-        seen = losses.detach().double().numpy().clip(min=1e-12)
+        seen = on_host(losses).clip(min=1e-12)
         if not self._seen_any:
             self.tree = SumTree(np.full(self.task.n, seen.max()))
             self._seen_any = True

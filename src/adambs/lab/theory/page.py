@@ -3,31 +3,14 @@ fetched.
 """
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
+from markupsafe import Markup
+
+from adambs import pages
 from adambs.lab.theory import figures
 
 Result = dict[str, Any]
-
-_CSS = """
-:root { color-scheme: light dark; --ink: #1c1c1c; --quiet: #666; --paper: #fff; --line: #ddd; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e6e3; --quiet: #9a9a9a; --paper: #16181a; --line: #383c40; }
-}
-body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 4rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.55 system-ui, sans-serif; }
-h1 { line-height: 1.2; }
-h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
-.scroll { overflow-x: auto; }
-figure { margin: 1rem 0; }
-figure img { display: block; min-width: 20rem; max-width: 100%; }
-figure img.wide { min-width: 46rem; width: 100%; }
-figcaption, .quiet { color: var(--quiet); font-size: .9rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-"""
 
 
 def number(value: Any) -> str:
@@ -43,51 +26,48 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
     """An HTML table that scrolls sideways on a phone."""
-    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(number(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    head = Markup("").join(Markup("<th>{}</th>").format(header) for header in headers)
+    lines = (Markup("").join(Markup("<td>{}</td>").format(number(cell)) for cell in row) for row in rows)
+    body = Markup("").join(Markup("<tr>{}</tr>").format(line) for line in lines)
+    whole = Markup(
+        '<div class="scroll" tabindex="0"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return whole.format(head, body)
 
 
-def paragraph(text: str) -> str:
+def paragraph(text: str) -> Markup:
     """Escaped words."""
-    return f"<p>{escape(text)}</p>"
+    return Markup("<p>{}</p>").format(text)
 
 
-def figure(uri: str, caption: str, *, wide: bool = False) -> str:
-    """A picture that scrolls sideways on a phone."""
-    alt = escape(caption, quote=True)
-    image = f'<img{" class=wide" if wide else ""} src="{uri}" alt="{alt}">'
-    return f'<figure class="scroll">{image}<figcaption>{escape(caption)}</figcaption></figure>'
+def figure(uri: str, caption: str, *, wide: bool = False) -> Markup:
+    """A picture that scrolls sideways on a phone, and its caption, which does not."""
+    image = Markup('<img{} src="{}" alt="{}">').format(Markup(" class=wide") if wide else "", uri, caption)
+    return Markup('<figure><div class="picture">{}</div><figcaption>{}</figcaption></figure>').format(
+        image, caption
+    )
 
 
 def render(result: Result) -> str:
     """The whole page."""
     machine = ", ".join(f"{key}: {value}" for key, value in result["machine"].items())
     quick = " (quick run: smaller and rougher)" if result["quick"] else ""
-    parts = [
-        "<h1>The theory of Adam with bandit sampling, running</h1>",
-        paragraph(
-            "The bounds of Liu, Wu and Mozafari (NeurIPS 2020), measured. The arguments and the errata "
-            "are in "
-            f"docs/theory.md. Made by adambs theory --seed {result['seed']}{quick}."
-        ),
+    sections = [
         _findings(result),
         _lemmas(result["lemmas"]),
         _bandit(result["lemma_1"]),
         _table_1(result["table_1"], result["moments"]),
         _errata(result["errata"]),
-        f'<p class="quiet">{escape(machine)}</p>',
     ]
-    head = (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>adambs: the theory, running</title><style>{_CSS}</style>"
+    return pages.render(
+        "theory.html",
+        package=__package__,
+        command=f"adambs theory --seed {result['seed']}{quick}",
+        content=Markup("".join(sections)),  # each piece of it has been escaped
+        machine=machine,
     )
-    return f"{head}<body>{''.join(parts)}</body></html>\n"
 
 
 def findings(result: Result) -> list[str]:
@@ -129,8 +109,8 @@ def _ratio(a: Result, b: Result) -> str:
 
 
 def _findings(result: Result) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in findings(result))
-    return f"<h2>What is seen</h2><ul>{items}</ul>"
+    items = Markup("").join(Markup("<li>{}</li>").format(text) for text in findings(result))
+    return Markup("<h2>What is seen</h2><ul>{}</ul>").format(items)
 
 
 def _lemmas(result: Result) -> str:

@@ -5,7 +5,7 @@
   const methods = new Map(data.methods.map((m) => [m.name, m]));
   const state = { axis: "seconds", metric: "train_loss" };
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const narrow = matchMedia("(max-width: 44rem)");
+  const narrow = matchMedia("screen and (max-width: 44rem)");
   let printing = false;
   const plots = [];
 
@@ -50,6 +50,10 @@
     const bands = curves.filter((c) => c.seeds > 1).map((c) => band(c, plot.visible(c.method)));
     return bands.concat(curves.map((c) => line(c, plot.visible(c.method), format)));
   }
+
+  // On paper a plot has a size of its own, in pixels: nobody resizes it there.
+  const paper = (element) => (element.classList.contains("small")
+    ? { autosize: false, width: 325, height: 230 } : { autosize: false, width: 660, height: 340 });
 
   function layout(x, y, extra) {
     const c = ink();
@@ -123,12 +127,17 @@
     show(method, shown) { if (shown) this.hidden.delete(method); else this.hidden.add(method); }
     async draw() {
       const [traces, design] = this.build(this.run, this);
-      const bar = this.element.dataset.plot === "curves" && !narrow.matches;
+      const bar = this.element.dataset.plot === "curves" && !narrow.matches && !printing;
       const config = {
         responsive: true, displaylogo: false, displayModeBar: bar, modeBarButtons: [["toImage", "resetScale2d"]],
       };
       const first = !this.element.classList.contains("js-plotly-plot");
-      await Plotly.react(this.element, traces, design, config);
+      const drawn = Plotly.react(this.element, traces, design, config);
+      // At once, and not when the first is done: the browser prints as soon as its event has been handled.
+      if (printing) Plotly.relayout(this.element, paper(this.element));
+      else if (this.printed) Plotly.relayout(this.element, { autosize: true, width: null, height: null });
+      this.printed = printing;
+      await drawn;
       if (first) {
         this.element.on("plotly_legendclick", (event) => {
           const method = event.data[event.curveNumber].meta;

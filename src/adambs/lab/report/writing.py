@@ -1,19 +1,17 @@
-"""One self-contained ``report.html`` from one or more runs, and the same numbers as a table for a terminal.
+"""One self-contained ``report.html`` from one or more runs.
 
-Whatever comes from a record (names, labels, texts, commands) is a string of a stranger: it passes through
-:func:`esc` on its way into HTML and through :func:`embedded` on its way into a script. Should one slip by,
-the page's policy lets only its own two scripts run, by their hashes, and loads nothing from anywhere.
+Whatever comes from a record (names, labels, texts, commands) is a string of a stranger: Jinja2 and
+``Markup.format`` escape it on its way into HTML, and ``embedded`` on its way into a script. Should one slip
+by, the page's policy lets only its own two scripts run, by their hashes, and loads nothing from anywhere.
 """
 
-import hashlib
 import os
-from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-import adambs
 from adambs.lab.analysis import (
     AXES,
     Analysis,
@@ -22,17 +20,8 @@ from adambs.lab.analysis import (
 )
 from adambs.lab.figures import Saved, save_figures, style, thumbnail
 from adambs.lab.records import Line, Run
-from adambs.lab.report_markup import (
-    Markup,
-    esc,
-    fill,
-    finite_numbers,
-    join,
-    slugs,
-    swatch,
-    template_text,
-)
-from adambs.lab.report_tables import (
+from adambs.lab.report.markup import fill, finite_numbers, join, slugs, swatch
+from adambs.lab.report.tables import (
     beyond_table,
     finals_table,
     overall_table,
@@ -46,7 +35,7 @@ from adambs.lab.words import (
     run_title,
     warnings_of,
 )
-from adambs.pages import embedded
+from adambs.pages import render
 
 SWITCHES = {
     "axis": {"seconds": "Seconds", "step": "Steps", "epoch": "Epochs"},
@@ -83,10 +72,11 @@ def write_report(
 def _page(analyses: list[Analysis], sections: list[Markup], empty: list[str], title: str | None) -> str:
     several = len(analyses) > 1
     title = title or (f"{len(analyses)} experiments" if several else run_title(analyses[0]))
-    scripts = get_plotlyjs().replace("\r", ""), template_text("js")
-    hashes = (b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    return fill(
-        "page",
+    return render(
+        "report.html",
+        package=__package__,
+        script="report.js",
+        library=get_plotlyjs().replace("\r", ""),
         title=title,
         lead=_lead_text(analyses, empty),
         contents=_contents(analyses) if several else "",
@@ -95,35 +85,29 @@ def _page(analyses: list[Analysis], sections: list[Markup], empty: list[str], ti
         metrics=_switch("metric"),
         overall=overall_table(analyses) if several else "",
         sections=join(sections),
-        version=adambs.__version__,
-        hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in hashes)),
-        css=Markup(template_text("css")),
-        data=Markup(embedded({"methods": _looks(analyses), "runs": [_data(each) for each in analyses]})),
-        plotly=Markup(scripts[0]),
-        js=Markup(scripts[1]),
+        data={"methods": _looks(analyses), "runs": [_data(each) for each in analyses]},
     )
 
 
 def _lead_text(analyses: list[Analysis], empty: list[str]) -> Markup:
-    notes = join(f'<p class="note">Left out: {esc(reason)}</p>' for reason in empty)
+    notes = join(Markup('<p class="note">Left out: {}</p>').format(reason) for reason in empty)
     if len(analyses) > 1:
         return notes
-    found, what = esc(headline(analyses[0])), esc(compared(analyses[0]))
-    return Markup(
-        f'<p class="headline">{found}</p><p class="compared">{what}</p>{_notes(analyses[0])}{notes}'
-    )
+    lead = Markup('<p class="headline">{}</p><p class="compared">{}</p>{}{}')
+    return lead.format(headline(analyses[0]), compared(analyses[0]), _notes(analyses[0]), notes)
 
 
 def _notes(analysis: Analysis) -> Markup:
-    return join(f'<p class="note">{esc(note)}</p>' for note in warnings_of(analysis))
+    return join(Markup('<p class="note">{}</p>').format(note) for note in warnings_of(analysis))
 
 
 def _contents(analyses: list[Analysis]) -> Markup:
+    row = Markup('<li><a href="#{}">{}</a><span>{}</span></li>')
     rows = (
-        f'<li><a href="#{slug}">{esc(run_title(each))}</a><span>{esc(headline(each))}</span></li>'
+        row.format(slug, run_title(each), headline(each))
         for each, slug in zip(analyses, slugs(analyses), strict=True)
     )
-    return Markup(f'<ol class="contents" aria-label="Contents">{"".join(rows)}</ol>')
+    return Markup('<ol class="contents" aria-label="Contents">{}</ol>').format(join(rows))
 
 
 def _all_methods(analyses: list[Analysis]) -> dict[str, str]:
@@ -244,11 +228,9 @@ def _facts(facts: dict[str, Any]) -> Markup:
     def shown(value: object) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
-    rows = (
-        f"<div><dt>{esc(str(name).replace('_', ' '))}</dt><dd>{esc(shown(value))}</dd></div>"
-        for name, value in facts.items()
-    )
-    return Markup(f'<dl class="facts">{"".join(rows)}</dl>')
+    row = Markup("<div><dt>{}</dt><dd>{}</dd></div>")
+    rows = (row.format(str(name).replace("_", " "), shown(value)) for name, value in facts.items())
+    return Markup('<dl class="facts">{}</dl>').format(join(rows))
 
 
 # ----------------------------------------------------------------------------------------------- examples
@@ -262,28 +244,29 @@ def _examples(analysis: Analysis) -> Markup:
     groups = {"highest": "Most likely to be drawn", "lowest": "Least likely to be drawn"}
     parts = []
     for method, line in found.items():
-        body = join(f"<h4>{groups[key]}</h4>{_cards(line[key])}" for key in groups if line.get(key))
+        group = Markup("<h4>{}</h4>{}")
+        body = join(group.format(groups[key], _cards(line[key])) for key in groups if line.get(key))
         at = f"seed {line['seed']}, step {line['step']:,}"
         is_open = "open" if method == opened else ""
         parts.append(fill("details", open=is_open, title=analysis.title(method), at=at, body=body))
     return fill("examples", methods=join(parts))
 
 
-def _cards(examples: list[Line]) -> str:
+def _cards(examples: list[Line]) -> Markup:
     kind = " texts" if any("text" in each for each in examples) else ""
-    return f'<ul class="cards{kind}">{"".join(map(_card, examples))}</ul>'
+    return Markup('<ul class="cards{}">{}</ul>').format(kind, join(map(_card, examples)))
 
 
 def _card(example: Line) -> Markup:
     label, guess, index = example.get("label", ""), example.get("guess"), example["index"]
     shown = Markup()
     if "text" in example:
-        shown = Markup(f'<blockquote tabindex="0">{esc(example["text"])}</blockquote>')
+        shown = Markup('<blockquote tabindex="0">{}</blockquote>').format(example["text"])
     elif example.get("image"):
         shown = fill("image", address=thumbnail(example["image"]), index=index, label=label)
     said = Markup()
     if guess is not None:
         kind, mark = ("clip", "✓") if guess == label else ("clip wrong", "✗")
-        said = Markup(f'<span class="{kind}">{mark} guess: {esc(guess)}</span>')
+        said = Markup('<span class="{}">{} guess: {}</span>').format(kind, mark, guess)
     ratio = number(float(example["ratio"]))
     return fill("card", shown=shown, label=label, guess=said, ratio=ratio, index=index)

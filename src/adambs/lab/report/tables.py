@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
+from markupsafe import Markup
 
 from adambs.lab.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
 from adambs.lab.figures import speedup_range, style
 from adambs.lab.records import Run
-from adambs.lab.report_markup import Markup, esc, fill, join, slugs, swatch
+from adambs.lab.report.markup import fill, join, slugs, swatch
+from adambs.lab.terminal import Numbers
 from adambs.lab.words import (
     not_reached,
     number,
@@ -26,27 +25,37 @@ from adambs.lab.words import (
 LEFT = ("Method", "95 % interval", "In words")
 
 
-def _table(names: list[str], bodies: Iterable[str], label: str) -> Markup:
-    heads = (f'<th scope="col"{" class=left" if name in LEFT else ""}>{esc(name)}</th>' for name in names)
+def _table(names: list[str], bodies: Iterable[Markup], label: str) -> Markup:
+    head = Markup('<th scope="col"{}>{}</th>')
+    heads = (head.format(Markup(" class=left") if name in LEFT else "", name) for name in names)
     return fill("table", label=label, heads=join(heads), bodies=join(bodies))
 
 
-def _row(analysis: Analysis, method: str, cells: Iterable[str]) -> str:
+def _row(analysis: Analysis, method: str, cells: Iterable[Markup]) -> Markup:
     biased = analysis.run.methods.get(method, {}).get("biased")
-    mark = ' <span class="biased">biased</span>' if biased else ""
-    name = f'<th scope="row">{swatch(method)}{esc(analysis.title(method))}{mark}</th>'
-    return f"<tr>{name}{''.join(cells)}</tr>"
+    mark = Markup(' <span class="biased">biased</span>') if biased else ""
+    row = Markup('<tr><th scope="row">{}{}{}</th>{}</tr>')
+    return row.format(swatch(method), analysis.title(method), mark, join(cells))
 
 
-def _body(title: str, columns: int, rows: Iterable[str]) -> str:
-    head = f'<tr class="group"><th scope="rowgroup" colspan="{columns}">{title}</th></tr>'
-    return f"<tbody>{head}{''.join(rows)}</tbody>"
+def _body(title: str, columns: int, rows: Iterable[Markup]) -> Markup:
+    head = Markup('<tr class="group"><th scope="rowgroup" colspan="{}">{}</th></tr>').format(columns, title)
+    return Markup("<tbody>{}{}</tbody>").format(head, join(rows))
 
 
-def _value(estimate: Estimate, metric: str, *, best: bool = False) -> str:
+def _rows(rows: Iterable[Markup]) -> Markup:
+    return Markup("<tbody>{}</tbody>").format(join(rows))
+
+
+def _cell(shown: str, small: str = "", *, attributes: str = "") -> Markup:
+    """A cell with a second line in small letters, if there is one."""
+    below = Markup("<small>{}</small>").format(small) if small else ""
+    return Markup("<td{}>{}{}</td>").format(Markup(attributes), shown, below)
+
+
+def _value(estimate: Estimate, metric: str, *, best: bool = False) -> Markup:
     shown, half = value_and_half(estimate, metric)
-    small = f"<small>± {half}</small>" if half else ""
-    return f"<td{' class=best' if best else ''}>{shown}{small}</td>"
+    return _cell(shown, f"± {half}" if half else "", attributes=" class=best" if best else "")
 
 
 def finals_table(analysis: Analysis) -> Markup:
@@ -60,7 +69,7 @@ def finals_table(analysis: Analysis) -> Markup:
         for name, unit in (("step", ""), ("seconds", " s"), ("examples", "")):
             total = float(np.mean([each[name][-1] for each in analysis.series[method].values()]))
             shown = f"{total:,.{1 if unit else 0}f}{unit}" if math.isfinite(total) else "–"
-            cells.append(f"<td>{shown}</td>")
+            cells.append(_cell(shown))
         rows.append(_row(analysis, method, cells))
     names = [
         "Method",
@@ -71,7 +80,7 @@ def finals_table(analysis: Analysis) -> Markup:
     ]
     several = len(analysis.seeds) > 1
     interval = "± is the 95 % interval (Student’s t)." if several else "One seed has no interval."
-    table = _table(names, [f"<tbody>{''.join(rows)}</tbody>"], "Final losses and errors")
+    table = _table(names, [_rows(rows)], "Final losses and errors")
     return fill("finals", seeds=len(analysis.seeds), interval=interval, table=table)
 
 
@@ -91,18 +100,19 @@ def speedup_table(analysis: Analysis) -> Markup:
     return fill("speedups", baseline=analysis.title(analysis.baseline), table=table)
 
 
-def _speedup_row(analysis: Analysis, speedup: Speedup) -> str:
+def _speedup_row(analysis: Analysis, speedup: Speedup) -> Markup:
     cells = []
     for k, ratios in enumerate(speedup.ratios):
         count = sum(not ratio.reached for ratio in ratios)
-        small = f"<small class=missed>{count} of {len(ratios)} not reached</small>" if count else ""
-        cells.append(f"<td>{esc(times(speedup, k))}{small}</td>")
+        missing = Markup("<small class=missed>{} of {} not reached</small>").format(count, len(ratios))
+        cells.append(_cell(times(speedup, k) + (missing if count else Markup())))
     mean = speedup.overall
-    interval = f"<small>{mean.low:.2f} to {mean.high:.2f}</small>" if mean.low is not None else ""
-    cells.append(f"<td><strong>{esc(times(speedup))}</strong>{interval}</td>")
-    cells.append(f'<td class="forest">{_forest(analysis, speedup)}</td>')
-    missed = f"<small>{not_reached(speedup)}</small>" if speedup.missed else ""
-    cells.append(f'<td class="words"><span class="{speedup.verdict}">{speedup.verdict}</span>{missed}</td>')
+    interval = f"{mean.low:.2f} to {mean.high:.2f}" if mean.low is not None else ""
+    cells.append(_cell(Markup("<strong>{}</strong>").format(times(speedup)), interval))
+    cells.append(_cell(_forest(analysis, speedup), attributes=' class="forest"'))
+    verdict = Markup('<span class="{0}">{0}</span>').format(speedup.verdict)
+    missed = not_reached(speedup) if speedup.missed else ""
+    cells.append(_cell(verdict, missed, attributes=' class="words"'))
     return _row(analysis, speedup.method, cells)
 
 
@@ -136,8 +146,8 @@ def beyond_table(analysis: Analysis) -> Markup:
     for method in (analysis.baseline, *others):
         final = _speedup_cell(analysis, method, analysis.speedups[method]["seconds"].last)
         cells = [final, rise(analysis.steadiness[method]), *_error_cells(analysis, method)]
-        rows.append(_row(analysis, method, (f"<td>{esc(cell)}</td>" for cell in cells)))
-    table = _table(names, [f"<tbody>{''.join(rows)}</tbody>"], "Final loss, steadiness and test error")
+        rows.append(_row(analysis, method, map(_cell, cells)))
+    table = _table(names, [_rows(rows)], "Final loss, steadiness and test error")
     return fill("beyond", baseline=baseline, table=table)
 
 
@@ -155,61 +165,63 @@ def overall_table(analyses: list[Analysis]) -> Markup:
                 _value(analysis.finals[method][metric], metric) for metric in ("train_loss", "test_error")
             ]
             *numbers, verdict = speed_cells(analysis, method)
-            cells += [f"<td>{esc(each)}</td>" for each in numbers]
-            rows.append(_row(analysis, method, [*cells, f'<td class="words">{esc(verdict)}</td>']))
-        link = f'<a href="#{slug}">{esc(run_title(analysis))}</a>'
+            cells += [*map(_cell, numbers), _cell(verdict, attributes=' class="words"')]
+            rows.append(_row(analysis, method, cells))
+        link = Markup('<a href="#{}">{}</a>').format(slug, run_title(analysis))
         bodies.append(_body(link, len(names), rows))
     table = _table(names, bodies, "All experiments")
-    return Markup(f'<section class="run" id="overall"><h2>All experiments</h2>{table}</section>')
+    return Markup('<section class="run" id="overall"><h2>All experiments</h2>{}</section>').format(table)
 
 
 # ------------------------------------------------------------------------- the terminal and RESULTS.md
 
 
-def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Group:
-    """The report's numbers for a terminal: a table of speed and one of errors."""
+def terminal_table(runs: list[Run], *, baseline: str = "adam") -> Numbers:
+    """The report's first numbers for a terminal, which may be narrow; the rest is on the page."""
     analyses, empty = analyse_all(runs, baseline)
-    tables = []
-    for make in (speed_rows, error_rows):
-        made = [make(analysis) for analysis in analyses]
-        table = Table()
-        for name in max((head for head, *_ in made), key=len):
-            left = name == "method" or name.startswith("in words")
-            table.add_column(name, justify="left" if left else "right")
-        for analysis, (_, *rows) in zip(analyses, made, strict=True):
-            if len(analyses) > 1:
-                table.add_section()
-                table.add_row(Text(run_title(analysis), style="bold"))
-            for row in rows:
-                table.add_row(*map(Text, row))
-        tables.append(table)
-    tables[-1].caption = Text("; ".join(empty)) if empty else None
-    return Group(*tables)
+    head = ["method", "training loss", "test error", "speedup, clock", "speedup, steps", "clock, in words"]
+    parts = []
+    for analysis in analyses:
+        rows = []
+        for method in analysis.methods:
+            clock, steps, _, _, verdict = speed_cells(analysis, method)
+            finals = [_final(analysis, method, metric) for metric in ("train_loss", "test_error")]
+            rows.append([_name(analysis, method), *finals, clock, steps, verdict])
+        parts.append((run_title(analysis) if len(analyses) > 1 else "", rows))
+    return Numbers(head, parts, "; ".join(empty))
 
 
-def speed_rows(analysis: Analysis) -> list[list[str]]:
-    """How soon each method got to the baseline's losses, and how steadily: a head, and a row for each."""
+def main_rows(analysis: Analysis) -> list[list[str]]:
+    """What matters most of each method, in six columns: a head, and a row for each."""
     baseline = analysis.title(analysis.baseline)
-    head = ["method", "training loss", "speedup, wall clock", "speedup, steps"]
-    head += [f"to {baseline}'s final loss, wall clock", "steadiness", "in words (wall clock)"]
-    rows = [
-        [_name(analysis, method), _final(analysis, method, "train_loss"), *speed_cells(analysis, method)]
-        for method in analysis.methods
-    ]
+    head = ["method", "training loss", "test error", "speedup", f"to {baseline}'s final loss", "in words"]
+    rows = []
+    for method in analysis.methods:
+        clock, _, final, _, verdict = speed_cells(analysis, method)
+        ends = [_final(analysis, method, metric) for metric in ("train_loss", "test_error")]
+        rows.append([_name(analysis, method), *ends, clock, final, verdict])
     return [head, *rows]
 
 
-def error_rows(analysis: Analysis) -> list[list[str]]:
-    """The errors of each method, at the end and against the baseline's: a head, and a row for each."""
-    errors = {name: label for name, label in analysis.metrics.items() if name.endswith("_error")}
-    head = ["method", *errors.values(), *_error_names(analysis.title(analysis.baseline))]
-    if "balanced_test_error" in analysis.equal_time:
-        head.append("balanced test error then")
+def more_rows(analysis: Analysis) -> list[list[str]]:
+    """Steps, steadiness, and the test error against the baseline's: a head, and a row for each."""
+    names = ["method", "speedup in steps", "steadiness", *_error_names(analysis.title(analysis.baseline))]
+    rows = []
+    for method in analysis.methods:
+        _, steps, _, steady, _ = speed_cells(analysis, method)
+        rows.append([_name(analysis, method), steps, steady, *_error_cells(analysis, method)[:3]])
+    return [names, *rows]
+
+
+def balanced_rows(analysis: Analysis) -> list[list[str]]:
+    """The test error within classes, averaged over them, where it was recorded."""
+    baseline = analysis.title(analysis.baseline)
+    head = ["method", "balanced test error", f"when {baseline} ended, against {baseline}'s"]
     rows = [
         [
             _name(analysis, method),
-            *(_final(analysis, method, metric) for metric in errors),
-            *_error_cells(analysis, method),
+            _final(analysis, method, "balanced_test_error"),
+            _error_cells(analysis, method)[3],
         ]
         for method in analysis.methods
     ]
