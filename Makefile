@@ -18,7 +18,7 @@ types: .venv/installed
 	$(BIN)/mypy
 
 tests: .venv/installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 package: .venv/installed
 	$(BIN)/python .ci/package.py

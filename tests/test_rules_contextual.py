@@ -190,7 +190,6 @@ def test_extreme_scores_keep_p_a_distribution():
         [("a", 1), ("b", 1), ("a", 1), frozenset(), ("b", 1)],
         (x for x in "ecEic".lower()),
     ],
-    ids=repr,
 )
 def test_labels_of_any_kind_are_numbered_by_first_appearance(labels):
     assert numbered(labels).tolist() == [0, 1, 0, 2, 1]
