@@ -1,5 +1,6 @@
 """Every part of ``adambs bench`` measures and prints, at sizes that take a moment. No test of time."""
 
+import io
 import json
 import math
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from adambs.lab import bench
 from adambs.lab.bench import many, rules, scale, steps, trees
 
 
@@ -84,3 +86,15 @@ def test_several_processes(monkeypatch):
     assert modelled[-1]["sharded"] == pytest.approx(90 + 12.8 + 4096 * 1.28 + 4096 * 0.091)
     assert modelled[-1]["bytes"] == 4096 * 1064
     assert "to hear of another's" in words
+
+
+def test_what_was_measured_is_kept_if_a_later_part_fails(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError("the second part")
+
+    monkeypatch.setattr(steps, "measure_all", lambda *, quick: [])
+    monkeypatch.setattr(rules, "measure", fails)
+    out = tmp_path / "folder" / "bench.json"
+    with pytest.raises(RuntimeError, match="the second part"):
+        bench.run_bench(Console(file=io.StringIO()), out, quick=True)
+    assert json.loads(out.read_text())["steps"] == []

@@ -5,7 +5,9 @@ numbers and never asserted: machines are shared.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -15,30 +17,34 @@ from adambs.lab.bench import many, rules, scale, startup, steps, trees
 
 
 def run_bench(console: Console, out: Path, *, quick: bool) -> None:
-    """Measure everything, print the tables, write JSON."""
+    """Measure everything; each part is printed, and written to the JSON file, as soon as it is there."""
+    sizes = [10**4, 10**5, 10**6] if quick else [10**4, 10**5, 10**6, 10**7, 10**8]
+    parts: list[tuple[str, ModuleType, Callable[[], Any]]] = [
+        ("training steps", steps, lambda: steps.measure_all(quick=quick)),
+        (
+            "drawing and updating with each rule",
+            rules,
+            lambda: [
+                rules.measure(n, k, seconds=0.2 if quick else 1.5)
+                for n, k in [(1437, 32), *((n, 128) for n in sizes if n <= 10**7)]
+            ],
+        ),
+        (
+            "drawing and updating trees",
+            trees,
+            lambda: [trees.measure(n, k, seconds=1 if quick else 8) for n in sizes for k in (128, 1024)],
+        ),
+        ("very many examples", scale, lambda: scale.measure(10**6 if quick else 10**8)),
+        ("several processes", many, lambda: many.measure(quick=quick)),
+        ("imports", startup, lambda: startup.measure(repeats=2 if quick else 5)),
+    ]
     result: dict[str, Any] = {"machine": machine.describe(), "quick": quick}
     console.print(result["machine"])
-    sizes = [10**4, 10**5, 10**6] if quick else [10**4, 10**5, 10**6, 10**7, 10**8]
-    with console.status("training steps") as status:
-        result["steps"] = steps.measure_all(quick=quick)
-        status.update("drawing and updating with each rule")
-        result["rules"] = [
-            rules.measure(n, k, seconds=0.2 if quick else 1.5)
-            for n, k in [(1437, 32), *((n, 128) for n in sizes if n <= 10**7)]
-        ]
-        result["trees"] = []
-        for n in sizes:
-            for k in (128, 1024):
-                status.update(f"drawing and updating: n = {n:.0e}, K = {k}")
-                result["trees"].append(trees.measure(n, k, seconds=1 if quick else 8))
-        status.update("very many examples")
-        result["scale"] = scale.measure(10**6 if quick else 10**8)
-        status.update("several processes")
-        result["many"] = many.measure(quick=quick)
-        status.update("imports")
-        result["startup"] = startup.measure(repeats=2 if quick else 5)
-    for part in (steps, rules, trees, scale, many, startup):
-        console.print(part.table(result[part.__name__.rpartition(".")[2]]))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    for words, part, measure in parts:
+        name = part.__name__.rpartition(".")[2]
+        with console.status(words):
+            result[name] = measure()
+        console.print(part.table(result[name]))
+        out.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"Written: [bold]{out}[/bold]")
