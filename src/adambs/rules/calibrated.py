@@ -347,28 +347,39 @@ def _settle(
 
 
 @kernel
+def _move(order: Numbers, place: Numbers, bounds: Indices, j: int, target: int) -> None:
+    """Move an example to another group, one group at a time: one swap and one bound each."""
+    here = place[j] ^ j
+    g = _group(bounds, here)
+    while g != target:
+        if g < target:  # to the end of its group, which then ends before it
+            bounds[g + 1] -= 1
+            there = bounds[g + 1]
+            g += 1
+        else:  # to the beginning of its group, which then begins after it
+            there = bounds[g]
+            bounds[g] += 1
+            g -= 1
+        other = order[there] ^ there
+        order[here], place[other] = other ^ here, here ^ other
+        order[there], place[j] = j ^ there, there ^ j
+        here = there
+
+
+@kernel
+def _move_all(order: Numbers, place: Numbers, bounds: Indices, indices: Indices, targets: Indices) -> None:
+    """Move each example to the group that is told."""
+    for k in range(len(indices)):
+        _move(order, place, bounds, indices[k], targets[k])
+
+
+@kernel
 def _regroup(
     order: Numbers, place: Numbers, bounds: Indices, indices: Indices, scores: Floats, unit: float
 ) -> None:
-    """Move each example to the group of its score, one group at a time: one swap and one bound each."""
+    """Move each example to the group of its score."""
     for k in range(len(indices)):
-        j = indices[k]
-        here = place[j] ^ j
-        target = _group_of(_in_units(scores[k], unit))
-        g = _group(bounds, here)
-        while g != target:
-            if g < target:  # to the end of its group, which then ends before it
-                bounds[g + 1] -= 1
-                there = bounds[g + 1]
-                g += 1
-            else:  # to the beginning of its group, which then begins after it
-                there = bounds[g]
-                bounds[g] += 1
-                g -= 1
-            other = order[there] ^ there
-            order[here], place[other] = other ^ here, here ^ other
-            order[there], place[j] = j ^ there, there ^ j
-            here = there
+        _move(order, place, bounds, indices[k], _group_of(_in_units(scores[k], unit)))
 
 
 @kernel

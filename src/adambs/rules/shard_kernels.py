@@ -85,25 +85,3 @@ def absorb(
             sizes[v, g] -= 1
             sizes[v, targets[k]] += 1
     return targets
-
-
-@kernel
-def move(order: Numbers, place: Numbers, bounds: Indices, indices: Indices, targets: Indices) -> None:
-    """Move each example to its group, one group at a time: one swap and one bound each."""
-    for k in range(len(indices)):
-        j = indices[k]
-        here = place[j] ^ j
-        g = np.searchsorted(bounds, here, side="right") - 1
-        while g != targets[k]:
-            if g < targets[k]:  # to the end of its group, which then ends before it
-                bounds[g + 1] -= 1
-                there = bounds[g + 1]
-                g += 1
-            else:  # to the beginning of its group, which then begins after it
-                there = bounds[g]
-                bounds[g] += 1
-                g -= 1
-            other = order[there] ^ there
-            order[here], place[other] = other ^ here, here ^ other
-            order[there], place[j] = j ^ there, there ^ j
-            here = there

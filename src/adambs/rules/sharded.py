@@ -223,7 +223,7 @@ class ShardedCalibrated(Calibrated):
             count = int(counts[v])
             if count:
                 shard, part = self.shards[v], slice(done, done + count)
-                shard_kernels.move(
+                calibrated._move_all(
                     shard.order, shard.place, shard.bounds, indices[part] - self.first[v], targets[part]
                 )
             done += count
