@@ -10,6 +10,7 @@ _PLAIN: list[type[Method]] = [
     shuffled.Adagrad,
     shuffled.RMSprop,
     shuffled.NAdam,
+    shuffled.AdamW,
     shuffled.Adadelta,
 ]
 

@@ -69,6 +69,7 @@ STYLES = {
     "momentum": Style("#882255", "dot"),
     "adagrad": Style("#7a7a20", "dot"),
     "rmsprop": Style("#332288", "dot"),
+    "adamw": Style("#6699cc", "dash"),
     "nadam": Style("#0072b2", "dot"),
     "adadelta": Style("#cc6677", "dot"),
 }
