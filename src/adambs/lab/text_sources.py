@@ -90,6 +90,7 @@ def compare(
                 yield {
                     "seed": seed, "learns": learns, "step": step, "seconds": seconds, "test_loss": mixture,
                     "by_source": losses, "p": stream.probabilities(),
+                    "variance_reduction": stream.worth.variance_reduction(),
                 }  # fmt: skip
                 start = time.perf_counter()
 
