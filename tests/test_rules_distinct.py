@@ -129,7 +129,7 @@ def test_draws_are_deville_s():
     """All subsets of a small case, with the probabilities that follow from the definition by hand.
 
     P = (0.5, 0.75, 0.75): the second straddles the border with a = 0.5 before and b = 0.25 behind it. From
-    the first piece 0 and 1 come with 1/2 each. After 1 only 2 is left. After 0, 1 comes with b / (1 - a) = 1/2.
+    the first piece 0 and 1 come with 1/2 each. After 1 only 2 is left. After 0, 1 comes with b / (1 - a).
     """
     weights = np.array([0.5, 0.75, 0.75])
     tree = CappedTree(weights, 1.0)

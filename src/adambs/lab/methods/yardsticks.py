@@ -35,8 +35,8 @@ class RS2(Method):
     (``replacement=0``, the authors' best) consecutive rounds take what a reshuffled pass has left, so the
     batches are those of Adam. When all methods have the same budget, as here, what is left of RS2 is then its
     schedule: a cosine from the learning rate to zero over the budget (``anneal=1``). With both off it is
-    Adam, to the bit. ``replacement=1`` draws each subset from all data again. Ours: the fraction of a tenth, and
-    Adam in the place of SGD. A task with a schedule of its own keeps that one.
+    Adam, to the bit. ``replacement=1`` draws each subset from all data again. Ours: the fraction of a tenth,
+    and Adam in the place of SGD. A task with a schedule of its own keeps that one.
     """
 
     name = "rs2"
