@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 
 import adambs
 from adambs.clipping import GradientClip
-from adambs.lab import methods, models, training
+from adambs.lab import methods, models
 from adambs.lab.methods import METHODS, Plain, Task, Weighted
+from adambs.lab.runs import training
 from adambs.rules.labels import fingerprint, numbered
 
 PIXELS, DIGITS = load_digits(return_X_y=True)

@@ -118,7 +118,7 @@ class Weighted:
 class Method(ABC):
     """One way to choose the examples of each step. A new one is a short class like those beside this file.
 
-    The loop that calls it is ``adambs.lab.training.train``: :meth:`choose`, forward, ``batch.mean``,
+    The loop that calls it is ``adambs.lab.runs.training.train``: :meth:`choose`, forward, ``batch.mean``,
     backward, :meth:`step`.
     """
 

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import adambs
-from adambs.lab import models, reproduce, training
+from adambs.lab import models
+from adambs.lab.experiments import reproduce
+from adambs.lab.runs import training
 
 _REQUIRED = ("model", "train", "loss", "batch_size")
 _OPTIONAL = ("lr", "optimizer", "contexts", "collate_fn", "seed")
@@ -30,7 +32,7 @@ class Question:
 
 def template() -> str:
     """A file to begin with, which runs as it is."""
-    return resources.files("adambs.lab").joinpath("probe_template.txt").read_text("utf-8")
+    return resources.files(__package__).joinpath("probe_template.txt").read_text("utf-8")
 
 
 def from_file(path: Path) -> Question:

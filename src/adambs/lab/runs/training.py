@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import adambs
 from adambs.lab.methods import Loss, Method
 from adambs.lab.methods.base import FORWARD_BATCH
-from adambs.lab.transformers import WORDS, NextWords
+from adambs.lab.models.transformers import WORDS, NextWords
 
 
 class DivergedError(ArithmeticError):

@@ -166,7 +166,7 @@ _TRANSFORMER = Experiment(
         "test_size": 5_000,
     },
     quick_differs="half the width, 4 epochs instead of 10, 10,000 reviews to train on and 5,000 to test",
-    methods=("adam", "adambs", "adambs-exp3", "infobatch"),
+    methods=("adam", "adamw", "adambs", "adambs-exp3", "infobatch"),
     schedule="cosine",
 )
 _LANGUAGE_MODEL = replace(
