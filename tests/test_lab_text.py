@@ -108,6 +108,16 @@ def test_the_experiments_are_in_the_table():
     assert math.isclose(training.LOSSES["next-word"].L, math.sqrt(2 / WORDS))
 
 
+def test_a_source_of_few_reviews_again_and_again():
+    train, test = (text_sources.split(texts(200), torch.arange(200) % 2, seed) for seed in (0, 1))
+    sizes = {name: len(rows) for name, rows in train.items()}
+    text_sources.with_repeated(train, test, 3)
+    assert len(train["negative"]) == sizes["negative"] - 3
+    assert len(train["repeated"]) == max(sizes.values())
+    assert len(train["repeated"].unique(dim=0)) == len(test["repeated"].unique(dim=0)) == 3
+    assert len(test["repeated"]) == len(test["negative"])
+
+
 def test_the_sources_of_reviews():
     """Every review is in one source; shuffled ones keep their words; the bandit leaves the shares."""
     tokens, labels = texts(200), torch.arange(200) % 2
