@@ -36,7 +36,7 @@ class Worth:
         return np.asarray(p / p.sum())
 
     def variance_reduction(self) -> float:
-        """Σ q m² over Σ q² m² / p: what p lowers the second moment by, against drawing by the shares. O(S)."""
+        """Σ q m² over Σ q² m² / p: what p lowers the second moment by, against the shares. O(S)."""
         squares = self.shares * self._means()
         return float(squares.sum() / (squares * self.shares / self.p()).sum())
 

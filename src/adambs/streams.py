@@ -130,7 +130,7 @@ class BanditStream(MadeOfParts):
             return dict(zip(self.names, self.worth.p().tolist(), strict=True))
 
     def numbers(self, prefix: str = "") -> dict[str, float]:
-        """p of each source, and what it lowers the gradient's second moment by, as a flat dict for loggers."""
+        """p of each source, and what it lowers the second moment by, as a flat dict for loggers."""
         p = {f"{prefix}p/{name}": value for name, value in self.probabilities().items()}
         return {**p, f"{prefix}variance_reduction": self.worth.variance_reduction()}
 

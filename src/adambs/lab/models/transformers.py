@@ -1,9 +1,12 @@
 """Small transformers for the reviews of IMDB: one that judges them, one that continues them. All ours."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+
+import adambs
 
 # How many words of each review the language model predicts: the last ones.
 WORDS = 50
@@ -39,13 +42,21 @@ class Transformer(nn.Module):
         return logits
 
 
-class NextWords(NamedTuple):
+@dataclass(frozen=True)
+class NextWords:
     """What the language model makes of a batch of texts."""
 
     logits: Tensor
     """(K, T, V), of the word at each position from those before it."""
     labels: Tensor
     """(K, T), the words; 0 is padding."""
+
+    @cached_property
+    def text(self) -> adambs.scores.TokenLosses:
+        """Sums of the words' losses over the number of words in a full text, and their scores: one pass."""
+        return adambs.scores.causal_lm(
+            self.logits, self.labels, shift=False, ignore_index=0, constant=float(WORDS)
+        )
 
 
 class LanguageModel(nn.Module):

@@ -94,13 +94,6 @@ def _sigmoid_scores(outputs: Tensor, targets: Tensor) -> Tensor:
     return adambs.scores.binary_cross_entropy_with_logits(outputs, targets.to(outputs))
 
 
-def _text(outputs: NextWords) -> adambs.scores.TokenLosses:
-    """Sums of the words' losses over the number of words in a full text."""
-    return adambs.scores.causal_lm(
-        outputs.logits, outputs.labels, shift=False, ignore_index=0, constant=float(WORDS)
-    )
-
-
 def _wrong_words(outputs: NextWords) -> Tensor:
     """The share of each text's words that were guessed wrong; padding is none."""
     words = outputs.labels != 0
@@ -122,8 +115,8 @@ LOSSES = {
         L=1.0,
     ),
     "next-word": Loss(
-        losses=lambda outputs, _: _text(outputs).losses,
-        scores=lambda outputs, _: _text(outputs).scores,
+        losses=lambda outputs, _: outputs.text.losses,
+        scores=lambda outputs, _: outputs.text.scores,
         guesses=lambda outputs: torch.full((len(outputs.labels),), -1),  # of a class: none
         L=math.sqrt(2 / WORDS),
         wrong=lambda outputs, _: _wrong_words(outputs),
