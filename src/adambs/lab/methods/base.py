@@ -136,6 +136,9 @@ class Method(ABC):
     clip: ClassVar[float] = 0.0
     """Shorten gradients so many times as long as usual, :class:`adambs.clipping.GradientClip`; 0: none."""
 
+    batch_size: ClassVar[int] = 0
+    """Its own, in the place of the task's; 0: none. The runner makes the task accordingly."""
+
     untimed = 0.0
     """Seconds excluded from timing: what the oracle spends on knowing everything."""
 
