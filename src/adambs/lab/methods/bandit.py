@@ -110,6 +110,13 @@ class AdamBS(Bandit):
     gate = 1.1
 
 
+class AdamBSLoop(AdamBS):
+    name = "adambs-loop"
+    title = "AdamBS"
+    summary = "the README's loop: the library's defaults without looking before it draws"
+    looks = False
+
+
 class AdamBSFast(AdamBS):
     name = "adambs-fast"
     title = "AdamBS (fast)"
