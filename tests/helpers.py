@@ -69,6 +69,32 @@ def a_draw(K: int) -> adambs.Draw:
     return weighted_draw(torch.rand(K, dtype=torch.float64) * 3 + 0.1)
 
 
+CAP = 1.0
+"""The lowest that there is: in a short run some weights are lowered."""
+
+
+def capped_loop(net: Any, sampler: adambs.BanditSampler, optimizer: Any, accumulate: int = 1) -> None:
+    """Three epochs of ``small_data``, without a framework, by draws that do not travel, with the cap."""
+    loader = adambs.BanditLoader(torch.utils.data.TensorDataset(*small_data()), sampler)
+    for _ in range(3):
+        for b, ((x, y), draw) in enumerate(loader):
+            logits = net(x)
+            losses = nn.functional.cross_entropy(logits, y, reduction="none")
+            scores = adambs.scores.cross_entropy(logits, y)
+            (draw.mean(losses, scores) / accumulate).backward()
+            sampler.update(draw, scores)
+            if (b + 1) % accumulate == 0 or b + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def capped_alike(found: adambs.BanditSampler, expected: adambs.BanditSampler) -> bool:
+    """Whether the cap has lowered weights, and the same in both runs, up to rounding."""
+    a, b = found.diagnostics(), expected.diagnostics()
+    close = a.capped_share == pytest.approx(b.capped_share, rel=1e-3)
+    return close and a.capped_weights == b.capped_weights > 0
+
+
 def optional(name: str) -> Any:
     """A library that need not be installed. Without it the tests of the module are skipped, and say so."""
     with warnings.catch_warnings():

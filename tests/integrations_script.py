@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from helpers import small_data, small_net
+from helpers import CAP, small_data, small_net
 from torch.utils.data import TensorDataset
 
 import adambs
@@ -25,7 +25,7 @@ def data():
 
 
 def a_sampler():
-    return adambs.BanditSampler(N, K, seed=3, rule=adambs.Tracking(uniform=0.1))
+    return adambs.BanditSampler(N, K, seed=3, rule=adambs.Tracking(uniform=0.1), cap=CAP)
 
 
 def processes():
@@ -37,6 +37,7 @@ def result(parameters, sampler):
         "parameters": torch.cat([p.detach().reshape(-1) for p in parameters]).clone(),
         "p": sampler.probabilities(),
         "draws": sampler.diagnostics().draws,
+        "capped": sampler.diagnostics().capped_weights,
     }
 
 
@@ -53,8 +54,11 @@ def with_lightning(folder):
         def training_step(self, batch, batch_idx):
             x, y, drawn = batch
             logits = self.net(x)
-            loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"))
-            return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+            scores = adambs.scores.cross_entropy(logits, y)
+            return {
+                "loss": drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores),
+                "scores": scores,
+            }
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -107,8 +111,9 @@ def with_accelerate(folder):
         for x, y, drawn in loader:
             with accelerator.accumulate(model):
                 logits = model(x)
-                accelerator.backward(drawn.mean(F.cross_entropy(logits, y, reduction="none")))
-                sampler.update(drawn.number, adambs.scores.cross_entropy(logits, y))
+                scores = adambs.scores.cross_entropy(logits, y)
+                accelerator.backward(drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores))
+                sampler.update(drawn.number, scores)
                 optimizer.step()
                 optimizer.zero_grad()
     return result(net.parameters(), sampler)

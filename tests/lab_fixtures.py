@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adambs.lab import records
+from adambs.lab.runs import records
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \"'\u2028\u2029 $\\frac{$ 语"
 

@@ -199,3 +199,51 @@ def test_a_loop_with_scores_in_the_mean_trains_as_one_without_while_nothing_is_c
         return net.state_dict()
 
     assert same(trained(True), trained(False))
+
+
+def surprised(sampler):
+    """A sampler that has learned that most examples are easy, and a draw in which one of them is hard."""
+    norms = np.full(sampler.n, 0.001)
+    norms[:20] = 1.0
+    for _ in range(400):
+        draw = sampler.draw()
+        draw.mean(torch.ones(len(draw)), norms[draw.indices])
+        sampler.update(draw, norms[draw.indices])
+    draw = sampler.draw()
+    scores = torch.from_numpy(norms[draw.indices])
+    scores[draw.weights.argmax()] = 1.0
+    return draw, scores
+
+
+@pytest.mark.parametrize("feedback", ["at once", "late"])
+def test_a_carried_draw_is_capped_as_the_draw_itself_and_the_sampler_is_told(feedback):
+    given, carrying = (
+        adambs.BanditSampler(500, 20, rule=adambs.Calibrated(), seed=1, feedback=feedback) for _ in range(2)
+    )
+    draw, scores = surprised(given)
+    carried = surprised(carrying)[0].carried()
+    losses = torch.rand(20)
+    torch.testing.assert_close(carried.mean(losses, scores), draw.mean(losses, scores))
+    assert carried.mean(losses, scores) < 0.5 * carried.mean(losses)  # the surprise had most of it
+    one = torch.zeros(20)
+    one[draw.weights.argmax()] = 20
+    assert carried.mean(one, scores).item() == pytest.approx(max(1.0, draw.limit), rel=1e-5)
+    assert carried.mean(losses.bfloat16(), scores.bfloat16()).dtype == torch.float32
+    with pytest.raises(
+        ValueError, match=r"scores must have shape \(20,\), one number an example, not \(3,\)"
+    ):
+        carried.mean(losses, scores[:3])
+    given.update(draw, scores)
+    carrying.update(carried.number, scores)
+    assert carrying.diagnostics().capped_weights == given.diagnostics().capped_weights > 0
+    assert same(carrying.state_dict(), given.state_dict())
+
+
+def test_a_carried_draw_whose_mean_had_no_scores_counts_nothing():
+    sampler = adambs.BanditSampler(500, 20, rule=adambs.Calibrated(), seed=1)
+    draw, scores = surprised(sampler)
+    before = sampler.state_dict()["cap"]
+    carried = draw.carried()
+    carried.mean(torch.rand(20))
+    sampler.update(carried.number, scores)
+    assert same(sampler.state_dict()["cap"], before)

@@ -39,6 +39,7 @@ RULES = {
     "VRB": adambs.VRB,
     "Avare": adambs.Avare,
     "Release": adambs.Release,
+    "Exp3M": lambda: adambs.Exp3M(step=2.0),
     "Uniform": adambs.Uniform,
 }
 

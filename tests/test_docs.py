@@ -8,7 +8,8 @@ import torch
 from sklearn.datasets import load_digits
 
 import adambs
-from adambs.lab import methods, models, training
+from adambs.lab import methods, models
+from adambs.lab.runs import training
 
 ROOT = Path(__file__).parent.parent
 

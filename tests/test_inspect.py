@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import adambs
 from adambs import cli, pages
-from adambs.lab import datasets, inspecting, mislabelled
+from adambs.lab import datasets
+from adambs.lab.insight import inspection, mislabelled
 
 
 class Page(HTMLParser):
@@ -52,7 +53,7 @@ def history_of(n=60, steps=8, unseen=0):
 def test_hostile_labels_and_texts_stay_text(tmp_path):
     labels = np.where(np.arange(60) % 2, HOSTILE, "=cmd|' /C calc'!A0")
     texts = [HOSTILE] * 60
-    inspecting.write(history_of(), tmp_path / "p.html", title=HOSTILE, labels=labels, texts=texts, k=10)
+    inspection.write(history_of(), tmp_path / "p.html", title=HOSTILE, labels=labels, texts=texts, k=10)
     text = (tmp_path / "p.html").read_text("utf-8")
     page = Page(text)
     assert page.tags.count("script") == 2  # the data and the page's own
@@ -69,7 +70,7 @@ def test_the_policy_lets_only_the_pages_own_script_run():
     import hashlib
 
     text = pages.render("inspect.html", script="inspect.js", title="t", notes=[], texts=False,
-                        **inspecting._values(history_of(), None, 5))  # fmt: skip
+                        **inspection._values(history_of(), None, 5))  # fmt: skip
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     [policy] = [value for name, value in Page(text).attributes if name == "content" and "script-src" in value]
     digests = re.findall(r"'sha256-([^']+)'", policy)
@@ -80,7 +81,7 @@ def test_the_policy_lets_only_the_pages_own_script_run():
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_the_page_works_in_a_browser(driver, tmp_path, width, dark):
     labels = np.where(np.arange(60) % 2, HOSTILE, "plain")
-    inspecting.write(
+    inspection.write(
         history_of(), tmp_path / "p.html", title="Mine", labels=labels, texts=[HOSTILE] * 60, k=10
     )
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -106,7 +107,7 @@ def test_the_page_works_in_a_browser(driver, tmp_path, width, dark):
 
 
 def test_the_page_says_hard_rare_or_mislabelled_and_never_wrong(tmp_path):
-    inspecting.write(history_of(unseen=3), tmp_path / "p.html", title="t", labels=["a", "b", "c"] * 20, k=5)
+    inspection.write(history_of(unseen=3), tmp_path / "p.html", title="t", labels=["a", "b", "c"] * 20, k=5)
     words = " ".join(Page((tmp_path / "p.html").read_text("utf-8")).texts).lower()
     assert "hard, rare or mislabelled" in words
     assert "wrong" not in words
@@ -119,20 +120,20 @@ def test_a_saved_history_is_inspected_from_the_command_line(tmp_path):
     found = CliRunner().invoke(cli.app, ["inspect", str(tmp_path / "mine.pt"), "--k", "4"])
     assert found.exit_code == 0, found.output
     assert "No data were given" in (tmp_path / "inspect.html").read_text("utf-8")
-    assert inspecting.load(tmp_path / "mine.pt").with_losses
+    assert inspection.load(tmp_path / "mine.pt").with_losses
 
 
 def test_what_is_no_history_is_refused(tmp_path):
     (tmp_path / "text.pt").write_text("no history")
     with pytest.raises(ValueError, match="holds no history"):
-        inspecting.load(tmp_path / "text.pt")
+        inspection.load(tmp_path / "text.pt")
     with pytest.raises(ValueError, match="cannot be read"):
-        inspecting.load(tmp_path / "missing.pt")
+        inspection.load(tmp_path / "missing.pt")
     with pytest.raises(ValueError, match="has no history"):
-        inspecting.inspect(tmp_path)
+        inspection.inspect(tmp_path)
     torch.save(saved_and_loaded(history_of().state_dict()), tmp_path / "short.pt")
     with pytest.raises(ValueError, match="60 examples and digits has"):
-        inspecting.inspect(tmp_path / "short.pt", experiment="digits")
+        inspection.inspect(tmp_path / "short.pt", experiment="digits")
 
 
 def test_a_run_with_a_history_is_inspected_with_its_pictures(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import learned, optional, same, small_data, small_net
+from helpers import CAP, capped_alike, capped_loop, learned, optional, same, small_data, small_net
 from torch.utils.data import TensorDataset
 
 import adambs
@@ -18,30 +18,37 @@ def data():
     return TensorDataset(*small_data())
 
 
+def a_sampler(**options):
+    return adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1), **options)
+
+
 class Run:
     """A model, its optimizer and its loader, prepared, and the loop over one epoch."""
 
-    def __init__(self, accumulate=4):
+    def __init__(self, accumulate=4, capped=False, **options):
+        self.capped = capped
         self.accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
         net = small_net()
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
         self.net, self.optimizer = self.accelerator.prepare(net, optimizer)
-        self.sampler = adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1))
+        self.sampler = a_sampler(**options)
         self.loader = ours.prepare(self.accelerator, data(), self.sampler)
 
     def epoch(self, batches=None):
         for b, (x, y, drawn) in enumerate(self.loader):
             with self.accelerator.accumulate(self.net):
                 logits = self.net(x)
-                self.accelerator.backward(drawn.mean(F.cross_entropy(logits, y, reduction="none")))
-                self.sampler.update(drawn.number, adambs.scores.cross_entropy(logits, y))
+                scores = adambs.scores.cross_entropy(logits, y)
+                losses = F.cross_entropy(logits, y, reduction="none")
+                self.accelerator.backward(drawn.mean(losses, scores if self.capped else None))
+                self.sampler.update(drawn.number, scores)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             yield b
 
 
 def plain_loop(epochs, accumulate):
-    sampler, net = adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1)), small_net()
+    sampler, net = a_sampler(), small_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     loader = adambs.BanditLoader(data(), sampler, carry=True)
     for _ in range(epochs):
@@ -64,6 +71,20 @@ def test_the_parameters_are_those_of_the_plain_loop():
     assert same(run.net.state_dict(), net.state_dict())
     assert same(run.sampler.state_dict()["rule"], sampler.state_dict()["rule"])
     assert learned(run.sampler)
+
+
+def test_the_cap_lowers_weights_as_in_the_plain_loop():
+    run, uncapped = Run(accumulate=2, capped=True, cap=CAP), Run(accumulate=2, cap=CAP)
+    for _ in range(3):
+        list(run.epoch())
+        list(uncapped.epoch())
+    net, expected = small_net(), a_sampler(cap=CAP)
+    capped_loop(net, expected, torch.optim.Adam(net.parameters(), lr=0.01), accumulate=2)
+    for found, wanted in zip(run.net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert capped_alike(run.sampler, expected)
+    assert uncapped.sampler.diagnostics().capped_weights == 0
+    assert not torch.allclose(uncapped.net[0].weight, net[0].weight, rtol=1e-3)
 
 
 @pytest.mark.parametrize("stop", [3, 5], ids=["in the middle of an epoch", "after an epoch's last batch"])

@@ -1,9 +1,11 @@
 """Keras on torch against a plain torch loop: draws matched by number, resumed in the middle of an epoch."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import learned, optional, same, small_data
+from helpers import CAP, capped_alike, capped_loop, learned, optional, same, small_data
 
 import adambs
 
@@ -32,8 +34,8 @@ def a_model(loss=None, optimizer="sgd", probabilities=False, kind=None, dropout=
     return model
 
 
-def a_sampler():
-    return adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1))
+def a_sampler(**options):
+    return adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1), **options)
 
 
 def arrays():
@@ -47,7 +49,7 @@ def weights(model):
 
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_the_parameters_are_those_of_the_plain_loop(probabilities):
-    model, sampler = a_model(probabilities=probabilities), a_sampler()
+    model, sampler = a_model(probabilities=probabilities), a_sampler(cap=math.inf)
     model.fit(ours.BanditData(arrays(), sampler), epochs=3, verbose=0)
 
     plain, expected = a_model(), a_sampler()
@@ -66,6 +68,19 @@ def test_the_parameters_are_those_of_the_plain_loop(probabilities):
     torch.testing.assert_close(sampler.probabilities(), expected.probabilities(), rtol=1e-3, atol=0)
     assert sampler.diagnostics().draws == 18  # what Keras looked at before training was trained on
     assert learned(sampler)
+
+
+def test_the_cap_lowers_weights_as_in_the_plain_loop():
+    model, sampler = a_model(), a_sampler(cap=CAP)
+    model.fit(ours.BanditData(arrays(), sampler), epochs=3, verbose=0)
+    plain, expected = a_model(), a_sampler(cap=CAP)
+    capped_loop(plain, expected, torch.optim.SGD([v.value for v in plain.trainable_weights], lr=0.1))
+    for found, wanted in zip(weights(model), weights(plain), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert capped_alike(sampler, expected)
+    uncapped = a_model()
+    uncapped.fit(ours.BanditData(arrays(), a_sampler(cap=math.inf)), epochs=3, verbose=0)
+    assert not torch.allclose(weights(uncapped)[0], weights(plain)[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("stop", [8, 6], ids=["in the middle of an epoch", "after an epoch's last batch"])

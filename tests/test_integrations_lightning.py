@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import learned, optional, same, small_data, small_net
+from helpers import CAP, capped_alike, capped_loop, learned, optional, same, small_data, small_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import adambs
@@ -15,23 +15,24 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
 
 class Net(L.LightningModule):
-    def __init__(self):
+    def __init__(self, capped=False):
         super().__init__()
-        self.net = small_net()
+        self.net, self.capped = small_net(), capped
 
     def training_step(self, batch, batch_idx):
         x, y, drawn = batch
         logits = self.net(x)
-        loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"))
-        return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+        scores = adambs.scores.cross_entropy(logits, y)
+        loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores if self.capped else None)
+        return {"loss": loss, "scores": scores}
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)]
 
 
-def a_sampler():
-    return adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1))
+def a_sampler(**options):
+    return adambs.BanditSampler(60, 10, seed=3, rule=adambs.Tracking(uniform=0.1), **options)
 
 
 def data():
@@ -76,6 +77,24 @@ def test_the_parameters_are_those_of_the_plain_loop(tmp_path, accumulate, clip, 
     assert same(sampler.state_dict()["rule"], expected.state_dict()["rule"])
     assert learned(sampler)
     assert trainer.global_step == 18 // accumulate
+
+
+def test_the_cap_lowers_weights_as_in_the_plain_loop(tmp_path):
+    class Constant(Net):
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    bandit, model = ours.BanditCallback(a_sampler(cap=CAP)), Constant(capped=True)
+    a_trainer(tmp_path, bandit).fit(model, bandit.loader(data()))
+    net, expected = small_net(), a_sampler(cap=CAP)
+    capped_loop(net, expected, torch.optim.Adam(net.parameters(), lr=0.01))
+    for found, wanted in zip(model.net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert capped_alike(bandit.sampler, expected)
+    uncapped, plain = ours.BanditCallback(a_sampler(cap=CAP)), Constant()  # mean is not given the scores
+    a_trainer(tmp_path, uncapped).fit(plain, uncapped.loader(data()))
+    assert uncapped.sampler.diagnostics().capped_weights == 0
+    assert not torch.allclose(plain.net[0].weight, net[0].weight, rtol=1e-3)
 
 
 def test_bf16_and_diagnostics_in_a_logger(tmp_path):

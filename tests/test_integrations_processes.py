@@ -43,6 +43,8 @@ def test_two_processes_do_what_one_does(one, two, name):
     for rank in two:
         torch.testing.assert_close(rank[name]["parameters"], one[name]["parameters"], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(rank[name]["p"], p, rtol=1e-3, atol=0)
+        if name != "streams":
+            assert rank[name]["capped"] == one[name]["capped"] > 0
     assert torch.equal(two[0][name]["p"], two[1][name]["p"])
     if name == "streams":
         halves = [rank[name]["values"] for rank in two]

@@ -1,9 +1,11 @@
 """Hugging Face's Trainer against the plain loop, for classification and for a causal language model."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import learned, optional, same
+from helpers import CAP, capped_alike, learned, optional, same
 
 import adambs
 
@@ -70,14 +72,12 @@ def arguments(folder, **options):
     return transformers.TrainingArguments(str(folder), **given)
 
 
-def a_sampler():
-    return adambs.BanditSampler(N, K, seed=0, rule=adambs.Tracking(uniform=0.1))
+def a_sampler(cap=math.inf):
+    return adambs.BanditSampler(N, K, seed=0, rule=adambs.Tracking(uniform=0.1), cap=cap)
 
 
 def a_trainer(folder, model, causal, sampler="new", **options):
-    sampler = (
-        adambs.BanditSampler(N, K, seed=0, rule=adambs.Tracking(uniform=0.1)) if sampler == "new" else sampler
-    )
+    sampler = a_sampler() if sampler == "new" else sampler
     own = {name: options.pop(name) for name in ("log_every", "tokens_per_example") if name in options}
     return ours.BanditTrainer(
         model, arguments(folder, **options), train_dataset=sentences(causal), data_collator=collate,
@@ -85,10 +85,10 @@ def a_trainer(folder, model, causal, sampler="new", **options):
     )  # fmt: skip
 
 
-def plain_loop(model, causal, accumulate, epochs=3):
+def plain_loop(model, causal, accumulate, epochs=3, cap=math.inf):
     """The same without a trainer: groups of batches are drawn before they are trained on, as it does."""
-    sampler = a_sampler()
-    loader = adambs.BanditLoader(sentences(causal), sampler, carry=True, collate_fn=collate)
+    sampler = a_sampler(cap)
+    loader = adambs.BanditLoader(sentences(causal), sampler, collate_fn=collate)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
     updates = -(-len(loader) // accumulate) * epochs
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0, updates - step) / updates)
@@ -97,16 +97,19 @@ def plain_loop(model, causal, accumulate, epochs=3):
     for _ in range(epochs):
         batches = iter(loader)
         while group := [batch for _, batch in zip(range(accumulate), batches, strict=False)]:
-            for batch in group:
-                drawn = adambs.Carried(*(batch[f"draw_{name}"] for name in adambs.Carried._fields))
+            for batch, draw in group:
                 logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
                 if causal:
                     losses, found = adambs.scores.causal_lm(logits, batch["labels"], constant=constant)
                 else:
                     losses = F.cross_entropy(logits, batch["labels"], reduction="none")
                     found = adambs.scores.cross_entropy(logits, batch["labels"])
-                sampler.update(drawn.number, found)
-                (drawn.mean(losses) / len(group)).backward()
+                draw.mean(losses, found)  # so that the sampler knows of the cap, which is by hand here
+                weights = (
+                    (torch.full_like(found, draw.limit) / found).clamp(min=1).minimum(draw.weights.float())
+                )
+                ((losses * weights).mean() / len(group)).backward()  # in this order: biases of keys are noise
+                sampler.update(draw, found)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
@@ -114,12 +117,16 @@ def plain_loop(model, causal, accumulate, epochs=3):
     return model, sampler
 
 
-@pytest.mark.parametrize(("causal", "accumulate"), [(False, 1), (True, 4)])
-def test_the_parameters_are_those_of_the_plain_loop(tmp_path, causal, accumulate):
+@pytest.mark.parametrize(
+    ("causal", "accumulate", "cap"), [(False, 1, math.inf), (True, 4, math.inf), (True, 4, CAP)]
+)
+def test_the_parameters_are_those_of_the_plain_loop(tmp_path, causal, accumulate, cap):
     make = gpt2 if causal else bert
-    trainer = a_trainer(tmp_path, make(), causal, gradient_accumulation_steps=accumulate)
+    options = {"sampler": a_sampler(cap), "gradient_accumulation_steps": accumulate}
+    trainer = a_trainer(tmp_path, make(), causal, **options)
     trainer.train()
-    model, sampler = plain_loop(make(), causal, accumulate)
+    model, sampler = plain_loop(make(), causal, accumulate, cap=cap)
+    assert cap == math.inf or capped_alike(trainer.sampler, sampler)
     for (name, found), expected in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
     assert same(trainer.sampler.state_dict()["awaited"], sampler.state_dict()["awaited"])

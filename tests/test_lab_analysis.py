@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from adambs.lab import records
-from adambs.lab.analysis import (
+from adambs.lab.report.analysis import (
     FRACTIONS,
     Ratio,
     Series,
@@ -25,7 +24,8 @@ from adambs.lab.analysis import (
     speedup_to_lowest_error,
     steadiness,
 )
-from adambs.lab.words import headline, number, points, rise, times, warnings_of, words
+from adambs.lab.report.phrases import headline, number, points, rise, times, verdict_in_full, warnings_of
+from adambs.lab.runs import records
 
 
 def series(times, losses, method="m", seed=0, **more):
@@ -153,7 +153,7 @@ def test_a_loss_never_reached_counts_as_the_whole_budget():
     assert found.missed == 6
     assert found.overall.value == pytest.approx(stats.gmean([2 / 3, 2 / 3, 1 / 2, 2 / 3]))
     assert times_of(found) == ["0.67×", "0.67×", "< 0.50×", "< 0.67×", "< 0.62×"]
-    assert words(found) == "slower (6 of 12 not reached)"
+    assert verdict_in_full(found) == "slower (6 of 12 not reached)"
 
 
 def times_of(found: Speedup) -> list[str]:
@@ -322,7 +322,7 @@ def test_the_last_target_alone_is_the_final_loss():
         [(series(times_, losses, "adam"), series(times_, np.maximum(own, math.exp(-3.5))))], "step"
     )
     assert stuck.last.bounded()
-    assert words(stuck.last) == "one seed (1 of 1 not reached)"
+    assert verdict_in_full(stuck.last) == "one seed (1 of 1 not reached)"
 
 
 STEADY = {

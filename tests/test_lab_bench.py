@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from adambs.lab import bench
-from adambs.lab.bench import many, rules, scale, steps, trees
+from adambs.lab.bench import processes, rules, scale, steps, trees
 
 
 def printed(table):
@@ -71,17 +71,19 @@ def test_a_large_sampler_in_a_process_of_its_own():
 
 
 def test_several_processes(monkeypatch):
-    monkeypatch.setattr(many, "STEP", 0.001)
-    result = json.loads(json.dumps(many.measure(quick=True)))
+    monkeypatch.setattr(processes, "STEP", 0.001)
+    result = json.loads(json.dumps(processes.measure(quick=True)))
     rows = [(row["W"], row["kind"]) for row in result["rows"]]
     assert rows == [(2, "BanditSampler"), (2, "ShardedSampler")]
     assert all(row["both"] > 0 for row in result["rows"])
     assert [row["n"] for row in result["shards"]] == [10**4, 10**5]
     assert result["kernels"]["everything"] > result["kernels"]["heard"] > 0
-    words = printed(many.table(result))
+    words = printed(processes.table(result))
     assert "at most 3%" in words
     assert "4,096" in words
-    modelled = many.model({"everything": 100.0, "heard": 10.0, "fixed": 50.0, "fixed, sharded": 90.0}, 128)
+    modelled = processes.model(
+        {"everything": 100.0, "heard": 10.0, "fixed": 50.0, "fixed, sharded": 90.0}, 128
+    )
     assert modelled[0]["replicated"] == pytest.approx(50 + 12.8)
     assert modelled[-1]["sharded"] == pytest.approx(90 + 12.8 + 4096 * 1.28 + 4096 * 0.091)
     assert modelled[-1]["bytes"] == 4096 * 1064

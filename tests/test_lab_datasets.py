@@ -253,7 +253,7 @@ def test_connections_against_a_plain_loop(tmp_path: Path) -> None:
 def test_the_test_set_of_connections_is_random_and_no_larger_than_the_publishers_file_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adambs.lab.datasets.connections.TEST_SIZE", 50)
+    monkeypatch.setattr("adambs.lab.datasets.kdd.TEST_SIZE", 50)
     write(tmp_path / "kddcup99", kdd_files(connections(1000)))
     data = load("kddcup99", tmp_path)
     assert len(data.test) == 50

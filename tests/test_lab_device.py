@@ -8,8 +8,10 @@ import torch
 from device_stub import Device, OnDevice
 from torch import nn
 
-from adambs.lab import models, randomness, reproduce, runner, training
+from adambs.lab import models
+from adambs.lab.experiments import reproduce
 from adambs.lab.methods import METHODS, Task
+from adambs.lab.runs import randomness, runner, training
 
 PLACE = "lazy:0"
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from lab_fixtures import write_run
 
-from adambs.lab import records, summary, sweep
-from adambs.lab.analysis import Estimate, analyse
-from adambs.lab.overview import CHOOSING, COLUMNS, SideBySide, against_baseline, sweep_figure
-from adambs.lab.words import points, times_and_interval
+from adambs.lab.experiments import sweep
+from adambs.lab.report import summary
+from adambs.lab.report.analysis import Estimate, analyse
+from adambs.lab.report.overview import CHOOSING, COLUMNS, SideBySide, against_baseline, sweep_figure
+from adambs.lab.report.phrases import points, times_and_interval
+from adambs.lab.runs import records
 
 
 def dots(axes):

@@ -17,12 +17,13 @@ from lab_fixtures import HOSTILE, write_run
 from markupsafe import escape as esc
 from rich.console import Console
 
-from adambs.lab import figures, records
-from adambs.lab.analysis import analyse
-from adambs.lab.report import write_report
+from adambs.lab.report import figures
+from adambs.lab.report.analysis import analyse
 from adambs.lab.report.markup import slugs
+from adambs.lab.report.page import write_report
+from adambs.lab.report.phrases import points, rise, times, times_and_interval
 from adambs.lab.report.tables import terminal_table
-from adambs.lab.words import points, rise, times, times_and_interval
+from adambs.lab.runs import records
 from adambs.pages import embedded as embed
 
 # ------------------------------------------------------------------------------------------------- files

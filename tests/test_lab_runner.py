@@ -18,9 +18,12 @@ from typer.testing import CliRunner
 
 import adambs
 from adambs import cli
-from adambs.lab import experiments, machine, records, reproduce, runner, summary, sweep
-from adambs.lab.analysis import Estimate, analyse
+from adambs.lab import experiments, machine
+from adambs.lab.experiments import reproduce, sweep
+from adambs.lab.report import summary
+from adambs.lab.report.analysis import Estimate, analyse
 from adambs.lab.report.tables import terminal_table
+from adambs.lab.runs import records, runner
 
 SMALL = reproduce.Overrides(methods=("adam", "adambs", "adambs-release"), epochs=0.7, slices=4, threads=1)
 
@@ -96,7 +99,7 @@ def test_the_balanced_error_counts_every_class_alike():
     """Nine of class 0, all right, one of class 2, wrong, none of class 1 and of class 3."""
     import torch
 
-    from adambs.lab.training import LOSSES, evaluate
+    from adambs.lab.runs.training import LOSSES, evaluate
 
     inputs = torch.eye(4)[[0] * 10]
     targets = torch.tensor([0] * 9 + [2])

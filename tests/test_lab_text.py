@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from adambs.lab import experiments, methods, models, text_sources, training
-from adambs.lab.transformers import WORDS
+from adambs.lab import experiments, methods, models
+from adambs.lab.experiments import text_sources
+from adambs.lab.models.transformers import WORDS
+from adambs.lab.runs import training
 
 
 def texts(n=24, T=100, seed=0):

@@ -503,7 +503,8 @@ def of_tuple(batch):
 
 
 def of_dict(batch):
-    assert list(batch) == ["x", "y", "draw_number", "draw_indices", "draw_weights"]
+    added = ["draw_number", "draw_indices", "draw_weights", "draw_limits", "draw_units"]
+    assert list(batch) == ["x", "y", *added]
     return batch["x"], adambs.Carried(*(batch[f"draw_{name}"] for name in adambs.Carried._fields))
 
 

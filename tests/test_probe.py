@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import adambs
-from adambs.lab import analysis, probe_evidence, records
+from adambs.lab.insight import probe_evidence
+from adambs.lab.report import analysis
+from adambs.lab.runs import records
 from adambs.probing import measures
 from adambs.probing.answer import CONTEXT, EXPONENT, LOOK, PLAIN, USE, WIDTH
 

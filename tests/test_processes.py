@@ -269,7 +269,7 @@ def test_it_works_where_torch_has_no_distributed(monkeypatch):
 def test_a_part_weighs_as_the_whole():
     """Any cut into parts: the mean of the parts' means is the mean of the whole, whatever the correction."""
     rng = np.random.default_rng(0)
-    losses = torch.from_numpy(rng.normal(size=11))
+    losses, scores = torch.from_numpy(rng.normal(size=11)), torch.from_numpy(rng.gamma(1.0, 4.0, size=11))
     for correction in (1.0, 0.5, 0.0):
         for ratios in (rng.uniform(0.3, 3, 11), np.ones(11)):
             draw = adambs.Draw(0, rng.integers(0, 50, 11), ratios, 50, correction=correction)
@@ -281,6 +281,13 @@ def test_a_part_weighs_as_the_whole():
                 assert torch.equal(torch.cat([part.weights for part in parts]), draw.weights)
                 means = [part.carried().mean(losses[a:b]) for part, (a, b) in zip(parts, cuts, strict=True)]
                 torch.testing.assert_close(sum(means) / W, draw.mean(losses), rtol=1e-6, atol=1e-7)
+                draw.limit = 1.5
+                capped = [
+                    draw.part(a, b, W).carried().mean(losses[a:b], scores[a:b]) for a, b in cuts
+                ]  # in unequal parts, too
+                expected = draw.mean(losses, scores)
+                torch.testing.assert_close(sum(capped) / W, expected, rtol=1e-6, atol=1e-7)
+                assert draw.even or abs(expected - draw.mean(losses)) > 1e-3
                 assert all(draw.same_as(part) and draw.same_as(part.alone()) for part in parts)
                 assert not draw.same_as(adambs.Draw(0, draw._indices[:-1], ratios[:-1], 50))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from adambs.lab.plain_tree import PlainTree
+from adambs.lab.bench.plain_tree import PlainTree
 from adambs.trees.sum_tree import SumTree, _choose
 
 SIZES = [1, 2, 15, 16, 17, 255, 256, 257, 4096, 4097, 100_000]

@@ -16,14 +16,15 @@ The parts, in the order in which a training loop meets them::
 
 from adambs import reference, scores
 from adambs.candidates import Candidates
+from adambs.carried import Carried
 from adambs.clipping import GradientClip
 from adambs.diagnostics import Diagnostics
-from adambs.draw import Carried, Draw
+from adambs.draw import Draw
 from adambs.history import History
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
-from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
+from adambs.rules import VRB, Avare, Calibrated, Exp3, Exp3M, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
 from adambs.sharded import ShardedSampler
 from adambs.streams import BanditStream
@@ -46,6 +47,7 @@ __all__ = [
     "Diagnostics",
     "Draw",
     "Exp3",
+    "Exp3M",
     "GradientClip",
     "History",
     "Release",

@@ -65,8 +65,9 @@ class Cap:
         return new
 
 
-def capped_shares(shares: torch.Tensor, scores: Any, limit: float, share_of_one: float) -> torch.Tensor:
-    """Weights times ``share_of_one``, lowered: weight x score at most ``limit``, no weight below one.
+def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> torch.Tensor:
+    """Weights in units of ``one``, lowered: weight x score at most ``limit`` in the same units, and no weight
+    below one. ``limit`` and ``one`` are numbers or tensors of the shares' shape.
 
     Nothing waits for a device.
     """
@@ -75,7 +76,7 @@ def capped_shares(shares: torch.Tensor, scores: Any, limit: float, share_of_one:
         raise ValueError(
             f"scores must have shape {tuple(shares.shape)}, one number an example, not {tuple(s.shape)}"
         )
-    return torch.minimum(shares, (limit / s).clamp(min=1.0) * share_of_one)
+    return torch.minimum(shares, (limit / s).clamp(min=one))
 
 
 @kernel

@@ -61,7 +61,7 @@ def demo(
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 5,
 ) -> None:
     """Adam, Adam-impt and AdamBS on scikit-learn's digits, balanced and long-tailed: a few minutes."""
-    from adambs.lab.demo import run_demo
+    from adambs.lab.experiments.demo import run_demo
 
     run_demo(console, out, seeds, command=_command())
 
@@ -96,9 +96,9 @@ def reproduce(
     history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
 ) -> None:
     """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
-    from adambs.lab import records
-    from adambs.lab import reproduce as lab
     from adambs.lab.errors import STOPPED
+    from adambs.lab.experiments import reproduce as lab
+    from adambs.lab.runs import records
 
     chosen = tuple(name.strip() for name in methods.split(",")) if methods else None
     plan = lab.make_plan(
@@ -147,7 +147,7 @@ def summary(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of folders of runs.")],
 ) -> None:
     """Write RESULTS.md and its figures for all runs below a folder."""
-    from adambs.lab.summary import write_summary
+    from adambs.lab.report.summary import write_summary
 
     console.print(f"Written: [bold]{write_summary(folder)}[/bold]")
 
@@ -156,7 +156,7 @@ def summary(
 def methods() -> None:
     """List the methods, a line and a citation each."""
     from adambs.lab.methods import METHODS
-    from adambs.lab.terminal import Entries
+    from adambs.lab.report.terminal import Entries
 
     console.print(Entries((each.name, [each.summary, f"({each.citation})"]) for each in METHODS.values()))
 
@@ -165,7 +165,7 @@ def methods() -> None:
 def experiments() -> None:
     """List the experiments, and where their values come from."""
     from adambs.lab.experiments import EXPERIMENTS
-    from adambs.lab.terminal import Entries
+    from adambs.lab.report.terminal import Entries
 
     rows = []
     for e in EXPERIMENTS.values():
@@ -182,7 +182,7 @@ def list_data(context: typer.Context, data: DataFolder = None) -> None:
     if context.invoked_subcommand:
         return
     from adambs.lab import datasets
-    from adambs.lab.terminal import Entries
+    from adambs.lab.report.terminal import Entries
 
     console.print(f"Data folder: [bold]{escape(str(datasets.data_folder(data)))}[/bold]", highlight=False)
     rows = []
@@ -234,7 +234,7 @@ def probe(
     data: DataFolder = None,
 ) -> None:
     """Is there anything to win on my data? Trains a copy of a model for a minute and says so."""
-    from adambs.lab import probes
+    from adambs.lab.insight import probes
 
     if template:
         typer.echo(probes.template(), nl=False)
@@ -259,9 +259,9 @@ def inspect(
     data: DataFolder = None,
 ) -> None:
     """A page on what a training has shown of each example: hard, rare or mislabelled, and easy."""
-    from adambs.lab import inspecting
+    from adambs.lab.insight import inspection
 
-    page = inspecting.inspect(what, out, experiment=experiment, k=k, folder=data)
+    page = inspection.inspect(what, out, experiment=experiment, k=k, folder=data)
     console.print(f"Written: [bold]{page.resolve()}[/bold]")
 
 
@@ -279,7 +279,7 @@ def mislabelled(
     out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("runs/mislabelled"),
 ) -> None:
     """How well do rankings find labels that were changed on purpose? One record; what is there is kept."""
-    from adambs.lab import mislabelled as lab
+    from adambs.lab.insight import mislabelled as lab
 
     case = lab.Case(experiment, noise, share, long_tail, n, epochs, seed)
     console.print(lab.table(lab.run(case, out, with_cleanlab=cleanlab, folder=data, command=_command())))
@@ -297,9 +297,9 @@ def bench(
 
 
 def _write_report(folders: list[Path], out: Path) -> None:
-    from adambs.lab import records
-    from adambs.lab.report import write_report
+    from adambs.lab.report.page import write_report
     from adambs.lab.report.tables import terminal_table
+    from adambs.lab.runs import records
 
     runs = [records.read(folder) for folder in folders]
     page = write_report(runs, out)

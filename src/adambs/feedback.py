@@ -10,6 +10,7 @@ import torch
 
 from adambs import _check
 from adambs._types import Floats, State
+from adambs.carried import was_capped
 from adambs.draw import Draw
 from adambs.processes import Group
 
@@ -108,7 +109,7 @@ Arrived = tuple[Draw, Floats, bool]
 class Report:
     """The scores of one draw on their way home."""
 
-    __slots__ = ("by_number", "draw", "fetch", "scores", "skipped")
+    __slots__ = ("by_number", "capped", "draw", "fetch", "scores", "skipped")
 
     def __init__(
         self,
@@ -127,6 +128,8 @@ class Report:
         """Waits for whether the optimizer's step was skipped, and the scores are to be dropped."""
         self.by_number = False
         """Whether the caller knew the draw by its number alone, or had a copy of it."""
+        self.capped = False
+        """Whether that number says that the cap was applied."""
 
 
 class Policy(ABC):
@@ -244,6 +247,7 @@ class Feedback:
         report = self._policy.begin(draw, scores, awaited, skipped)
         if draw is not report.draw:
             report.by_number = getattr(draw, "whole", None) is not report.draw
+            report.capped = was_capped(draw)
         return report
 
     def accept(self, report: Report, awaited: Awaited) -> Arrived | None:
@@ -251,6 +255,7 @@ class Feedback:
         draw, scores = report.draw, report.scores
         if draw is not None and scores is not None:
             awaited.close(draw)
+            draw.capped |= report.capped
             return draw, scores, report.by_number
         if report.fetch is not None:
             if draw is not None:
@@ -268,6 +273,7 @@ class Feedback:
             if draw is None:
                 draw = awaited.find(whose)
                 awaited.close(draw)
+            draw.capped |= report.capped
             if report.skipped is not None and bool(report.skipped()):
                 continue
             try:

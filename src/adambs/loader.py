@@ -72,8 +72,8 @@ class BanditLoader:
             That happens in this process at the time of drawing, so it needs ``num_workers=0``. Candidates
             are fetched once: what was scored is what is trained on.
         carry: yield batches alone, each of which carries its draw as tensors: a tuple or list has one more
-            entry, a :class:`Carried`; a dict has three more, ``draw_number``, ``draw_indices`` and
-            ``draw_weights``. For frameworks that pass batches on.
+            entry, a :class:`Carried`; a dict has an entry for each of its fields, ``draw_number``,
+            ``draw_indices``, ``draw_weights`` and so on. For frameworks that pass batches on.
         dataloader_options: for the DataLoader.
 
     The loader's state is the sampler's, which knows where the loader stands. After ``load_state_dict`` of

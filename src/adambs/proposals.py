@@ -145,6 +145,11 @@ class Sources:
     def __init__(
         self, rule: Rule, random: RandomStream, passes: Passes, gate: Gate, stratified: bool
     ) -> None:
+        if stratified and rule.distinct:
+            raise ValueError(
+                f"stratified must be False with {type(rule).__name__}, which draws distinct examples from "
+                "independent numbers, one from each K-th of the mass as it is: leave it out"
+            )
         self.rule, self.random, self.passes, self.gate = rule, random, passes, gate
         self.stratified = stratified
 
@@ -188,7 +193,7 @@ class Sources:
         return self.passes.position > 0 or not self.gate.decide()
 
     def _from_rule(self, count: int) -> tuple[Indices, Floats]:
-        """With replacement, and their ratios. O(count log n)."""
+        """With replacement, unless the rule draws distinct ones, and their ratios. O(count log n)."""
         return self.rule.draw(
             self.random.stratified(count) if self.stratified else self.random.uniform(count)
         )

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from adambs.draw import Carried
+from adambs.carried import Carried
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
+
+_ENTRIES = tuple(f"draw_{name}" for name in Carried._fields)
 
 
 def missing(package: str, extra: str, error: ImportError) -> ImportError:
@@ -19,9 +21,8 @@ def missing(package: str, extra: str, error: ImportError) -> ImportError:
 def drawn_in(batch: Any) -> Carried:
     """The draw that a batch of ``BanditLoader(..., carry=True)`` carries; or an error."""
     if isinstance(batch, Mapping):
-        names = [f"draw_{name}" for name in Carried._fields]
-        if all(name in batch for name in names):
-            return Carried(*(batch[name] for name in names))
+        if all(name in batch for name in _ENTRIES):
+            return Carried(*(batch[name] for name in _ENTRIES))
     elif isinstance(batch, list | tuple):
         for entry in reversed(batch):
             if isinstance(entry, Carried):
@@ -29,16 +30,13 @@ def drawn_in(batch: Any) -> Carried:
     raise ValueError(
         f"the training batch ({type(batch).__name__}) carries no draw, so its weights are unknown: take "
         "batches from BanditLoader(dataset, sampler, carry=True), and let no hook or collate function that "
-        "comes after it drop the last entry (of a dict: draw_number, draw_indices, draw_weights)"
+        f"comes after it drop the last entry (of a dict: {', '.join(_ENTRIES)})"
     )
 
 
 def without_draw(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A dict batch as it was before the draw was put in."""
     return {name: value for name, value in batch.items() if name not in _ENTRIES}
-
-
-_ENTRIES = frozenset(f"draw_{name}" for name in Carried._fields)
 
 
 def state_between_batches(sampler: BanditSampler, length: int) -> dict[str, Any]:

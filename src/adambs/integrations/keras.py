@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 from adambs import scores
+from adambs.carried import Carried
 from adambs.integrations._common import missing, refuse_evaluation, state_between_batches
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
@@ -33,7 +34,7 @@ if keras.backend.backend() != "torch":
 
 
 class BanditData(DataLoader):  # type: ignore[type-arg]
-    """Batches (x, y, weights and number) for :meth:`BanditModel.fit`.
+    """Batches (x, y, the draw) for :meth:`BanditModel.fit`; the draw stands where Keras has weights.
 
     Keras looks at a batch before it trains. What was not trained on is handed out again, so nothing is lost.
 
@@ -63,17 +64,17 @@ class BanditData(DataLoader):  # type: ignore[type-arg]
             yield again
         assert self._running is not None
         for x, y, drawn in self._running:
-            self._untrained = x, y, torch.stack([drawn.weights.double(), drawn.number.double()], 1)
+            self._untrained = x, y, torch.stack([entry.double() for entry in drawn], 1)
             yield self._untrained
 
-    def update(self, number: int, found: torch.Tensor) -> None:
-        """The scores of draw ``number``, whose batch is trained on now."""
+    def update(self, number: torch.Tensor, found: torch.Tensor) -> None:
+        """The scores of the draw with this carried ``number``, whose batch is trained on now."""
         self._untrained = None
         self.bandit.update(number, found)
 
 
 class BanditModel(keras.Model):  # type: ignore[misc]
-    """A Keras model that weights each example by 1/(n p) and tells the sampler its scores.
+    """A Keras model that weights each example by 1/(n p), up to the sampler's cap, and tells it the scores.
 
     ``BanditModel(net.inputs, net.outputs)`` makes one of any functional or sequential model; it can be
     subclassed like ``keras.Model``. Draws are matched by the number that travels in the batch.
@@ -120,17 +121,22 @@ class BanditModel(keras.Model):  # type: ignore[misc]
         training: bool = True,
     ) -> Any:
         """The weighted loss; in training the scores go to the sampler."""
-        weights, number = _parted(sample_weight)
+        drawn = _drawn(sample_weight)
+        weights = sample_weight if drawn is None else drawn.weights
         real = isinstance(y_pred, torch.Tensor) and not y_pred.is_meta
         if training and real and self._data is not None:
-            if number is None:
+            if drawn is None:
                 raise ValueError("the training batch carries no draw: give fit a BanditData, as it is")
-            self._data.update(int(number[0]), self.scores(y, y_pred))
+            found = self.scores(y, y_pred)
+            weights = drawn.capped(found)
+            self._data.update(drawn.number, found)
         return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """As ``keras.Model``'s, with the weights alone."""
-        return super().compute_metrics(x, y, y_pred, sample_weight=_parted(sample_weight)[0])
+        drawn = _drawn(sample_weight)
+        weights = sample_weight if drawn is None else drawn.weights
+        return super().compute_metrics(x, y, y_pred, sample_weight=weights)
 
     def scores(self, y: Any, y_pred: torch.Tensor) -> torch.Tensor:
         """One score for each example: the gradient norm at the logits, or for other losses at the output.
@@ -240,11 +246,12 @@ class BanditLogs(keras.callbacks.Callback):  # type: ignore[misc]
             logs.update(self._sampler.diagnostics().numbers("bandit/"))
 
 
-def _parted(sample_weight: Any) -> tuple[Any, Any]:
-    """Weights, and the draw's number if it is there."""
-    if sample_weight is not None and len(sample_weight.shape) == 2 and sample_weight.shape[1] == 2:
-        return sample_weight[:, 0], sample_weight[:, 1]
-    return sample_weight, None
+def _drawn(sample_weight: Any) -> Carried | None:
+    """The draw, if it is there."""
+    if sample_weight is None or sample_weight.shape[1:] != (len(Carried._fields),):
+        return None
+    number, indices, *others = sample_weight.unbind(1)
+    return Carried(number.long(), indices.long(), *others)
 
 
 def _log(probabilities: torch.Tensor) -> torch.Tensor:

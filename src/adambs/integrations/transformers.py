@@ -42,8 +42,9 @@ _SOME = 64
 class BanditMixin:
     """Puts bandit sampling in front of a ``Trainer`` class. Evaluation and prediction are untouched.
 
-    Each example's loss is weighted by 1/(n p). A causal language model's is the sum of its token losses over
-    a constant: not ``num_items_in_batch``, which depends on who was drawn and would bias the gradient.
+    Each example's loss is weighted by 1/(n p), up to the sampler's cap (``cap=math.inf`` is none). A causal
+    language model's is the sum of its token losses over a constant: not ``num_items_in_batch``, which depends
+    on who was drawn and would bias the gradient.
 
     Args:
         args: as the trainer's.
@@ -120,8 +121,8 @@ class BanditMixin:
         losses, found = self.losses_and_scores(model, outputs, labels)
         _check.losses(losses, len(drawn.number))
         assert self.sampler is not None
+        loss = drawn.mean(losses, found)
         self.sampler.update(drawn.number, found)
-        loss = drawn.mean(losses)
         return (loss, outputs) if return_outputs else loss
 
     def losses_and_scores(self, model: Any, outputs: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ STOPPED = 130
 def user_errors() -> tuple[type[Exception], ...]:
     """Bad values, missing or broken data, unreadable or unwritable records and folders."""
     from adambs.lab.datasets import DataError
-    from adambs.lab.records import RecordError
+    from adambs.lab.runs.records import RecordError
 
     return (ValueError, DataError, RecordError, OSError)
 

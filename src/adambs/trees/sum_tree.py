@@ -25,7 +25,7 @@ build, ``rescale``      O(n)
 ``total``, ``weights``  O(1)
 ======================  ===============  ========================================================
 
-Three choices make it fast; ``adambs.lab.plain_tree`` is the same tree without them.
+Three choices make it fast; ``adambs.lab.bench.plain_tree`` is the same tree without them.
 
 - All draws of a batch take one level before any takes the next, and ask for the memory of the next
   level as they go: K cache misses overlap, where one draw after the other waits for each.

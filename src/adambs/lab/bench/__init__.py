@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from adambs.lab import machine
-from adambs.lab.bench import many, rules, scale, startup, steps, trees
+from adambs.lab.bench import processes, rules, scale, startup, steps, trees
 
 
 def run_bench(console: Console, out: Path, *, quick: bool) -> None:
@@ -35,7 +35,7 @@ def run_bench(console: Console, out: Path, *, quick: bool) -> None:
             lambda: [trees.measure(n, k, seconds=1 if quick else 8) for n in sizes for k in (128, 1024)],
         ),
         ("very many examples", scale, lambda: scale.measure(10**6 if quick else 10**8)),
-        ("several processes", many, lambda: many.measure(quick=quick)),
+        ("several processes", processes, lambda: processes.measure(quick=quick)),
         ("imports", startup, lambda: startup.measure(repeats=2 if quick else 5)),
     ]
     result: dict[str, Any] = {"machine": machine.describe(), "quick": quick}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import adambs
-from adambs.lab import analysis
+from adambs.lab.report import analysis
 
 Step = Callable[[], None]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 import adambs
 from adambs._types import Floats
-from adambs.lab.plain_tree import PlainTree
+from adambs.lab.bench.plain_tree import PlainTree
 
 # A tree candidate draws a batch for the given u and then writes the given weights to what it drew.
 DrawAndUpdate = Callable[[Floats, Floats], None]

@@ -16,7 +16,7 @@ from adambs.lab.datasets.catalogue import (
     dataset_named,
     fetch_command,
 )
-from adambs.lab.datasets.places import Status, find
+from adambs.lab.datasets.on_disk import Status, find
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,10 +17,10 @@ from adambs.lab.datasets.catalogue import (
     dataset_named,
     fetch_command,
 )
-from adambs.lab.datasets.connections import read_connections
 from adambs.lab.datasets.data import Data
 from adambs.lab.datasets.images import Split, read_cifar, read_digits, read_idx_pair
-from adambs.lab.datasets.places import Status, find
+from adambs.lab.datasets.kdd import read_connections
+from adambs.lab.datasets.on_disk import Status, find
 from adambs.lab.datasets.text import TOKENS, read_imdb
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from adambs.lab.datasets.archives import is_archive, read_archive
 from adambs.lab.datasets.catalogue import DamagedError
-from adambs.lab.datasets.places import REVIEW_FOLDERS
+from adambs.lab.datasets.on_disk import REVIEW_FOLDERS
 
 VOCABULARY = 20_000
 LENGTH = 100

@@ -1,7 +1,7 @@
 """Methods for choosing examples, behind one interface. A new one is one short class; see docs/methods.md."""
 
 from adambs.lab.errors import unknown
-from adambs.lab.methods import bandit, rules, shuffled, today
+from adambs.lab.methods import bandit, competitors, rules, shuffled, yardsticks
 from adambs.lab.methods.base import Batch, Loss, Method, Plain, Task, Weighted
 
 _PLAIN: list[type[Method]] = [
@@ -10,6 +10,7 @@ _PLAIN: list[type[Method]] = [
     shuffled.Adagrad,
     shuffled.RMSprop,
     shuffled.NAdam,
+    shuffled.AdamW,
     shuffled.Adadelta,
 ]
 
@@ -24,10 +25,11 @@ _ALL: list[type[Method]] = [
     shuffled.AMSGrad,
     bandit.AMSGradBS,
     bandit.Release,
-    today.InfoBatch,
-    today.SelectiveBackprop,
-    today.OnlineBatchSelection,
-    today.LossProportional,
+    competitors.InfoBatch,
+    competitors.SelectiveBackprop,
+    competitors.OnlineBatchSelection,
+    competitors.LossProportional,
+    *yardsticks.ALL,
     *rules.ALL,
     *_PLAIN,
     *(bandit.with_bandit(method) for method in _PLAIN),

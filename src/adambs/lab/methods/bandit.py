@@ -47,13 +47,12 @@ class Bandit(Method):
             context=task.context if self.context else None,
             candidates=adambs.Candidates(self.candidates),
         )
-        self._chosen = 0
         self._scores: Tensor
         super().__init__(task)
 
     def rule(self, task: Task) -> adambs.Rule:
         """The rule, for a task whose loss bounds the scores."""
-        bound = {"L": task.loss.L} if issubclass(self.rule_class, adambs.Exp3) else {}
+        bound = {"L": task.loss.L} if issubclass(self.rule_class, adambs.Exp3 | adambs.Exp3M) else {}
         return self.rule_class(**bound, **self.rule_options)
 
     @classmethod
@@ -80,9 +79,7 @@ class Bandit(Method):
 
     def choose(self) -> adambs.Draw:
         if self.drift:
-            done = self._chosen / self.task.steps
-            self._chosen += 1
-            self.sampler.correction = min(max(self.correction + self.drift * done, 0.0), 1.0)
+            self.sampler.correction = min(max(self.correction + self.drift * self.share, 0.0), 1.0)
         return self.sampler.draw(self.look if self.looks else None)
 
     def look(self, indices: Tensor) -> Floats:

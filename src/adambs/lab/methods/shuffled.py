@@ -33,6 +33,14 @@ class AMSGrad(Shuffled):
     options = {"amsgrad": True}
 
 
+class AdamW(Shuffled):
+    name = "adamw"
+    title = "AdamW"
+    summary = "Adam with decoupled weight decay, 0.01 as in torch: what transformers are trained with"
+    citation = "Loshchilov and Hutter, ICLR 2019"
+    optimizer_class = torch.optim.AdamW
+
+
 class NAdam(Shuffled):
     name = "nadam"
     title = "Nadam"

@@ -1,6 +1,5 @@
-"""The report of one run or of several: a page, and the same numbers for a terminal and for RESULTS.md."""
+"""From the records of one run or of several to what people read.
 
-from adambs.lab.report.tables import terminal_table
-from adambs.lab.report.writing import write_report
-
-__all__ = ["terminal_table", "write_report"]
+``analysis`` makes numbers of them, ``phrases`` sentences, ``figures`` and ``tables`` what their names say.
+``page`` writes report.html, ``summary`` and ``overview`` RESULTS.md, ``terminal`` what a command prints.
+"""

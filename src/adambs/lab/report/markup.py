@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from adambs.lab.analysis import Analysis
-from adambs.lab.figures import style
+from adambs.lab.report.analysis import Analysis
+from adambs.lab.report.figures import style
 from adambs.pages import macros
 
 

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from adambs.lab.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
-from adambs.lab.figures import speedup_range, style
-from adambs.lab.records import Run
+from adambs.lab.report.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
+from adambs.lab.report.figures import speedup_range, style
 from adambs.lab.report.markup import fill, join, slugs, swatch
-from adambs.lab.terminal import Numbers
-from adambs.lab.words import (
+from adambs.lab.report.phrases import (
     not_reached,
     number,
     points,
@@ -19,8 +17,10 @@ from adambs.lab.words import (
     run_title,
     times,
     times_and_interval,
-    words,
+    verdict_in_full,
 )
+from adambs.lab.report.terminal import Numbers
+from adambs.lab.runs.records import Run
 
 LEFT = ("Method", "95 % interval", "In words")
 
@@ -241,7 +241,7 @@ def speed_cells(analysis: Analysis, method: str) -> list[str]:
         return ["–", "–", "–", steady, ""]
     clock, steps = found["seconds"], found["step"]
     shown = [_speedup_cell(analysis, method, each) for each in (clock, steps, clock.last)]
-    return [*shown, steady, "the baseline" if method == analysis.baseline else words(clock)]
+    return [*shown, steady, "the baseline" if method == analysis.baseline else verdict_in_full(clock)]
 
 
 def _error_names(baseline: str) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import matplotlib.axes
 from matplotlib.figure import Figure
 
-from adambs.lab.analysis import Analysis, Estimate, Speedup, across
-from adambs.lab.figures import INK, MUTED, plain, style, tidy
+from adambs.lab.experiments.sweep import DEFAULT, ORACLE, TRIALS
+from adambs.lab.report.analysis import Analysis, Estimate, Speedup, across
+from adambs.lab.report.figures import INK, MUTED, plain, style, tidy
+from adambs.lab.report.phrases import points, times_and_interval
 from adambs.lab.report.tables import markdown
-from adambs.lab.sweep import DEFAULT, ORACLE, TRIALS
-from adambs.lab.words import points, times_and_interval
 
 CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 """The experiments that the default rule was chosen on, over which the mean is taken."""

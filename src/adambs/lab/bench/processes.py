@@ -144,7 +144,7 @@ def _hearing(n: int, B: int) -> Callable[[], float]:
 def _started(W: int, *arguments: Any) -> dict[str, Any]:
     """What rank 0 of W processes has measured."""
     with tempfile.TemporaryDirectory() as folder:
-        code = f"from adambs.lab.bench import many; many.print_measured(%d, {W}, {folder!r}, *{arguments!r})"
+        code = f"from {__name__} import print_measured; print_measured(%d, {W}, {folder!r}, *{arguments!r})"
         running = [
             subprocess.Popen(
                 [sys.executable, "-c", code % rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

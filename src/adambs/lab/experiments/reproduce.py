@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from adambs.lab import datasets, experiments, methods, records, runner, sweep
-from adambs.lab.randomness import usable
+from adambs.lab import datasets, experiments, methods
+from adambs.lab.experiments import sweep
+from adambs.lab.runs import records, runner
+from adambs.lab.runs.randomness import usable
 
 
 @dataclass(frozen=True)

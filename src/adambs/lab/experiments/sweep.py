@@ -2,9 +2,9 @@
 
 import math
 
-from adambs.lab import records
-from adambs.lab.analysis import Analysis, Speedup, across
-from adambs.lab.words import times_and_interval
+from adambs.lab.report.analysis import Analysis, Speedup, across
+from adambs.lab.report.phrases import times_and_interval
+from adambs.lab.runs import records
 
 TRIALS: dict[str, tuple[str, str, str]] = {
     "Adam, learning rate": ("adam:lr=0.0005", "adam", "adam:lr=0.002"),

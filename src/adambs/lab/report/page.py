@@ -12,22 +12,15 @@ from typing import Any
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from adambs.lab.analysis import (
+from adambs.lab.report.analysis import (
     AXES,
     Analysis,
     Curve,
     analyse_all,
 )
-from adambs.lab.figures import Saved, save_figures, style, thumbnail
-from adambs.lab.records import Line, Run
+from adambs.lab.report.figures import Saved, save_figures, style, thumbnail
 from adambs.lab.report.markup import fill, finite_numbers, join, slugs, swatch
-from adambs.lab.report.tables import (
-    beyond_table,
-    finals_table,
-    overall_table,
-    speedup_table,
-)
-from adambs.lab.words import (
+from adambs.lab.report.phrases import (
     compared,
     headline,
     lead,
@@ -35,6 +28,13 @@ from adambs.lab.words import (
     run_title,
     warnings_of,
 )
+from adambs.lab.report.tables import (
+    beyond_table,
+    finals_table,
+    overall_table,
+    speedup_table,
+)
+from adambs.lab.runs.records import Line, Run
 from adambs.pages import render
 
 SWITCHES = {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adambs.lab.transformers import LanguageModel, Transformer
+from adambs.lab.models.transformers import LanguageModel, Transformer
 
 
 class Standardised(nn.Module):

@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from adambs.lab.analysis import AXES, Analysis, Speedup
-from adambs.lab.words import run_title, scale_note, times
+from adambs.lab.report.analysis import AXES, Analysis, Speedup
+from adambs.lab.report.phrases import run_title, scale_note, times
 
 INK, MUTED, RULE = "#1f2328", "#656d76", "#d0d7de"
 X_LABELS = {"seconds": "training time (s)", "step": "steps", "epoch": "epochs"}
@@ -69,6 +69,7 @@ STYLES = {
     "momentum": Style("#882255", "dot"),
     "adagrad": Style("#7a7a20", "dot"),
     "rmsprop": Style("#332288", "dot"),
+    "adamw": Style("#6699cc", "dash"),
     "nadam": Style("#0072b2", "dot"),
     "adadelta": Style("#cc6677", "dot"),
 }

@@ -2,7 +2,7 @@
 
 import math
 
-from adambs.lab.analysis import (
+from adambs.lab.report.analysis import (
     LEADS,
     Analysis,
     Estimate,
@@ -160,7 +160,7 @@ def rise(steadiness: float) -> str:
     return "–" if math.isnan(steadiness) else number(steadiness)
 
 
-def words(speedup: Speedup) -> str:
+def verdict_in_full(speedup: Speedup) -> str:
     """The verdict, with what it rests on where a loss was not reached."""
     return speedup.verdict + (f" ({not_reached(speedup)})" if speedup.missed else "")
 

@@ -13,7 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.utils.data import TensorDataset
 
 import adambs
-from adambs.lab import models, reproduce, training
+from adambs.lab import models
+from adambs.lab.experiments import reproduce
+from adambs.lab.runs import training
 
 _REQUIRED = ("model", "train", "loss", "batch_size")
 _OPTIONAL = ("epochs", "lr", "optimizer", "contexts", "collate_fn", "seed")
@@ -32,7 +34,7 @@ class Question:
 
 def template() -> str:
     """A file to begin with, which runs as it is."""
-    return resources.files("adambs.lab").joinpath("probe_template.txt").read_text("utf-8")
+    return resources.files(__package__).joinpath("probe_template.txt").read_text("utf-8")
 
 
 def from_file(path: Path) -> Question:

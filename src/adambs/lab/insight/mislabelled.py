@@ -22,9 +22,10 @@ from torch.utils.data import TensorDataset
 
 import adambs
 from adambs._types import Floats
-from adambs.lab import datasets, experiments, machine, methods, models, training
+from adambs.lab import datasets, experiments, machine, methods, models
 from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Task
+from adambs.lab.runs import training
 from adambs.suspects import suspicions
 
 FILE = "rankings.jsonl"  # not records.jsonl: that is what a run is known by

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from adambs.lab import analysis, records
+from adambs.lab.report import analysis
+from adambs.lab.runs import records
 from adambs.probing.answer import EXPONENT, Answer
 
 # The exponent was fitted to the recorded runs of these; the others show whether it holds.

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from adambs.lab import records, reproduce, runner
 from adambs.lab.datasets import Data
 from adambs.lab.errors import STOPPED
-from adambs.lab.report import write_report
+from adambs.lab.experiments import reproduce
+from adambs.lab.report.page import write_report
 from adambs.lab.report.tables import terminal_table
+from adambs.lab.runs import records, runner
 
 METHODS = ("adam", "adam-impt", "adambs")
 RUNS = {"digits": 1.0, "digits-long-tailed": 50.0}

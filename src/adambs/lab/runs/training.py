@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import adambs
 from adambs.lab.methods import Loss, Method
 from adambs.lab.methods.base import FORWARD_BATCH
-from adambs.lab.transformers import WORDS, NextWords
+from adambs.lab.models.transformers import WORDS, NextWords
 
 
 class DivergedError(ArithmeticError):
@@ -54,7 +54,8 @@ def rate(schedule: str, share: float) -> float:
 
 def _set_rate(method: Method) -> None:
     """Before a step, at the middle of it: a first step at a rate of zero would be none."""
-    factor = rate(method.task.schedule, min(1.0, (method.done + 0.5) / method.task.steps))
+    half_a_step = 0.5 / method.task.steps if method.task.steps else 0.0
+    factor = rate(method.task.schedule, min(1.0, method.share + half_a_step))
     for group in method.optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 

@@ -21,13 +21,15 @@ class Transformer(nn.Module):
 
     def __init__(self, vocabulary: int, *, width: int = 64, layers: int = 2, length: int = 100) -> None:
         super().__init__()
+        self.length = length
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for table in (self.words, self.places):
             nn.init.normal_(table.weight, std=0.05)
         self.stack, self.dense = _stack(width, layers), nn.Linear(width, 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(K, T) token numbers, 0 is padding at the front -> (K,) logits."""
+        """(K, T) token numbers, 0 is padding at the front -> (K,) logits. Reads the last ``length`` words."""
+        tokens = tokens[:, -self.length :]
         places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         padded = tokens == 0
         padded[:, -1] = False  # attention to nothing would be no number

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 import adambs
-from adambs.lab import experiments, machine, methods, models, records, training
+from adambs.lab import experiments, machine, methods, models
 from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
-from adambs.lab.locking import alone_in
 from adambs.lab.methods import Method, Task
-from adambs.lab.randomness import Streams
+from adambs.lab.runs import records, training
+from adambs.lab.runs.locking import alone_in
+from adambs.lab.runs.randomness import Streams
 
 # Steps before the next method has its turn.
 _TURN = 20

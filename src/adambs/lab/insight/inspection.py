@@ -9,10 +9,11 @@ import torch
 
 import adambs
 from adambs import pages
-from adambs.lab import records, reproduce
 from adambs.lab.datasets import Data
-from adambs.lab.figures import thumbnail
+from adambs.lab.experiments import reproduce
+from adambs.lab.report.figures import thumbnail
 from adambs.lab.report.markup import finite_numbers
+from adambs.lab.runs import records
 
 # So many dots are drawn on the map, and so many examples can be searched for.
 _DOTS, _SEARCHED = 3000, 100_000

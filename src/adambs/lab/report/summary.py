@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from adambs.lab import records
-from adambs.lab.analysis import Analysis, analyse
 from adambs.lab.experiments import EXPERIMENTS
-from adambs.lab.figures import save, save_figures
-from adambs.lab.overview import SideBySide, against_baseline, sweep_figure
+from adambs.lab.experiments.sweep import DEFAULT, is_sweep, sweep_section
+from adambs.lab.report.analysis import Analysis, analyse
+from adambs.lab.report.figures import save, save_figures
+from adambs.lab.report.overview import SideBySide, against_baseline, sweep_figure
+from adambs.lab.report.phrases import compared, headline, run_title, warnings_of
 from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
-from adambs.lab.sweep import DEFAULT, is_sweep, sweep_section
-from adambs.lab.words import compared, headline, run_title, warnings_of
+from adambs.lab.runs import records
 
 _HEAD = """\
 # Results

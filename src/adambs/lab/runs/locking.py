@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from adambs.lab.records import RecordError
+from adambs.lab.runs.records import RecordError
 
 # The lock is on the first file, which stays: removing it would let two runs lock two files of one name.
 # The second tells others who has it; it goes when the run ends, and a dead run's is never believed.

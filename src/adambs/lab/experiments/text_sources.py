@@ -1,6 +1,6 @@
 """A stream on real text: IMDB's reviews as four sources of different worth, one of them shuffled words.
 
-    python -m adambs.lab.text_sources --steps 1000 --seeds 3 > sources.jsonl
+    python -m adambs.lab.experiments.text_sources --steps 1000 --seeds 3 > sources.jsonl
 
 The language model of the lab is trained on the mixture of the sources, drawn by their shares and drawn by
 what the bandit learns. Each line tells the loss on the same mixture of other reviews, source by source.
@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 import adambs
-from adambs.lab import datasets, models, training
-from adambs.lab.transformers import WORDS
+from adambs.lab import datasets, models
+from adambs.lab.models.transformers import WORDS
+from adambs.lab.runs import training
 
 NAMES = ("negative", "positive", "short", "shuffled")
 
@@ -90,6 +91,7 @@ def compare(
                 yield {
                     "seed": seed, "learns": learns, "step": step, "seconds": seconds, "test_loss": mixture,
                     "by_source": losses, "p": stream.probabilities(),
+                    "variance_reduction": stream.worth.variance_reduction(),
                 }  # fmt: skip
                 start = time.perf_counter()
 

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
-from adambs.lab.records import Line, Run
+from adambs.lab.runs.records import Line, Run
 
 Array = npt.NDArray[np.float64]
 

@@ -1,0 +1,1 @@
+"""The commands ``adambs probe``, ``inspect`` and ``mislabelled``, and how well what they say has held."""
