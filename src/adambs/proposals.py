@@ -155,8 +155,10 @@ class Sources:
 
     def batch(self, K: int) -> Proposal:
         """K examples to train on. Where a pass ends within a batch, the choice is made again."""
-        if not self.pass_is_due():
-            indices, ratios = self._from_rule(K)
+        if self.passes.position == 0 and self.gate.decide():  # no pass is due
+            indices, ratios = self.rule.draw(
+                (self.random.stratified if self.stratified else self.random.uniform)(K)
+            )
             return indices, ratios, False
         indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
         missing = K - len(indices)

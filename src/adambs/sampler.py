@@ -140,7 +140,9 @@ class BanditSampler(MadeOfParts, InEpochs):
         and whenever it pays (see :class:`Candidates`), some candidates are drawn from p and scored, the rule
         learns from them, and the batch is chosen among them.
         """
-        return self.draw_after(None if score is None else lambda candidates: score(candidates.indices))
+        if score is None:
+            return self.draw_after(None)
+        return self.draw_after(lambda candidates: score(candidates.indices))
 
     def draw_after(self, look: Look | None) -> Draw:
         """As :meth:`draw`, with a function from this process's part of the candidates to their scores."""
@@ -174,16 +176,19 @@ class BanditSampler(MadeOfParts, InEpochs):
 
     def _plain(self) -> Draw:
         indices, ratios, reshuffled = self._sources.batch(self.batch_size)
-        self.counters.reshuffled += reshuffled
+        if reshuffled:
+            self.counters.reshuffled += 1
         return self._numbered(indices, ratios)
 
     def _numbered(
         self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, learned: bool = False
     ) -> Draw:
         """The draw with the next number, awaited from now on."""
-        more = (self._correction, p_ratios, learned, self.cap.limit)
-        draw = Draw(self.awaited.following, indices, ratios, self.n, *more)
-        self.awaited.add(draw)
+        awaited = self.awaited
+        draw = Draw(
+            awaited.following, indices, ratios, self.n, self._correction, p_ratios, learned, self.cap.limit
+        )
+        awaited.add(draw)
         self.counters.draws += 1
         return draw
 
@@ -249,7 +254,8 @@ class BanditSampler(MadeOfParts, InEpochs):
         if not draw.learned:
             self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
-        self.mistakes.feedback(draw, scores, by_number=by_number)
+        if self.mistakes.watching:
+            self.mistakes.feedback(draw, scores, by_number=by_number)
         for observer in self.observers:
             observer(draw, scores)
 
