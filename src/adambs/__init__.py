@@ -24,7 +24,7 @@ from adambs.history import History
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
-from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
+from adambs.rules import VRB, Avare, Calibrated, Exp3, Exp3M, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
 from adambs.sharded import ShardedSampler
 from adambs.streams import BanditStream
@@ -47,6 +47,7 @@ __all__ = [
     "Diagnostics",
     "Draw",
     "Exp3",
+    "Exp3M",
     "GradientClip",
     "History",
     "Release",

@@ -94,10 +94,24 @@ def reproduce(
     ] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
     history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Find each method's best learning rate and batch size, then compare the best."
+        ),
+    ] = False,
+    tune_seconds: Annotated[float, typer.Option(help="Training time of each run with --tune.")] = 60.0,
+    tune_lrs: Annotated[
+        str | None, typer.Option(help="To try, with commas; 1, 2 and 4 times the experiment's if not given.")
+    ] = None,
+    tune_batch_sizes: Annotated[
+        str | None, typer.Option(help="To try, with commas; half, once and twice the experiment's.")
+    ] = None,
 ) -> None:
     """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
     from adambs.lab.errors import STOPPED
     from adambs.lab.experiments import reproduce as lab
+    from adambs.lab.experiments import tune as tuning
     from adambs.lab.runs import records
 
     chosen = tuple(name.strip() for name in methods.split(",")) if methods else None
@@ -106,22 +120,34 @@ def reproduce(
         scale.value,
         lab.Overrides(chosen, epochs, batch_size, lr, long_tail, slices, threads, device),
     )
-    name = "sweep" if methods == "sweep" else scale.value
+    if tune and (lr is not None or batch_size is not None or epochs is not None or history):
+        raise ValueError(
+            "--tune finds lr and batch-size and counts seconds: leave out --lr, --batch-size, "
+            "--epochs and --history"
+        )
+    name = "tune" if tune else "sweep" if methods == "sweep" else scale.value
     folder = out or Path("runs") / f"{experiment}-{name}"
     loaded = lab.prepare(plan, data)
     if plan.differs:
         console.print(f"Unlike the paper: {plan.differs}.")
+    command, seed_range = _command(), range(first_seed, first_seed + seeds)
     try:
-        lab.run_with_progress(
-            console,
-            plan,
-            loaded,
-            range(first_seed, first_seed + seeds),
-            folder,
-            command=_command(),
-            tensorboard=tensorboard,
-            history=history,
-        )
+        if tune:
+            grid = tuning.make_grid(plan.experiment, tune_seconds, tune_lrs, tune_batch_sizes)
+            lab.tune_with_progress(
+                console, plan, grid, loaded, seed_range, folder, command=command, tensorboard=tensorboard
+            )
+        else:
+            lab.run_with_progress(
+                console,
+                plan,
+                loaded,
+                seed_range,
+                folder,
+                command=command,
+                tensorboard=tensorboard,
+                history=history,
+            )
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")
         if records.begun(folder):

@@ -160,13 +160,14 @@ _TRANSFORMER = Experiment(
     shows="no figure",
     quick={
         "epochs": 4,
-        "model_options": {"width": 32},
+        "model_options": {"width": 32, "length": 50},
         "slices": 8,
-        "train_size": 10_000,
-        "test_size": 5_000,
+        "train_size": 5_000,
+        "test_size": 2_000,
     },
-    quick_differs="half the width, 4 epochs instead of 10, 10,000 reviews to train on and 5,000 to test",
-    methods=("adam", "adamw", "adambs", "adambs-exp3", "infobatch"),
+    quick_differs="half the width, the last 50 words instead of 100, 4 epochs instead of 10, 5,000 reviews "
+    "to train on and 2,000 to test",
+    methods=("adam", "adambs", "adambs-exp3", "infobatch"),
     schedule="cosine",
 )
 _LANGUAGE_MODEL = replace(
@@ -183,11 +184,11 @@ _LANGUAGE_MODEL = replace(
         "epochs": 4,
         "model_options": {"width": 32, "vocabulary": 500},
         "slices": 8,
-        "train_size": 10_000,
-        "test_size": 5_000,
+        "train_size": 5_000,
+        "test_size": 2_000,
     },
-    quick_differs="half the width, 500 words instead of 1,000, 4 epochs instead of 10, 10,000 reviews to "
-    "train on and 5,000 to test",
+    quick_differs="half the width, 500 words instead of 1,000, 4 epochs instead of 10, 5,000 reviews to "
+    "train on and 2,000 to test",
 )
 _DIGITS = Experiment(
     name="digits",

@@ -202,7 +202,11 @@ class Analysis:
 
 
 def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
-    """Everything at once. Raises ValueError when the run has no slice at all."""
+    """Everything at once. Raises ValueError when the run has no slice at all.
+
+    A run that names its own baseline, as a tuned one does, is compared with that.
+    """
+    baseline = str(run.config.get("baseline", baseline))
     complete = bool(run.finished)
     series = read_series(run, unfinished=not complete)
     if not series:

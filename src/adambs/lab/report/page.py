@@ -35,6 +35,7 @@ from adambs.lab.report.tables import (
     overall_table,
     speedup_table,
 )
+from adambs.lab.report.tuned import how_chosen, is_tuned
 from adambs.lab.runs.records import Line, Run
 from adambs.pages import render
 
@@ -112,7 +113,8 @@ def _lead_text(analyses: list[Analysis], empty: list[str]) -> Markup:
 
 
 def _notes(analysis: Analysis) -> Markup:
-    return join(Markup('<p class="note">{}</p>').format(note) for note in warnings_of(analysis))
+    notes = [*warnings_of(analysis), *([how_chosen(analysis)] if is_tuned(analysis) else [])]
+    return join(Markup('<p class="note">{}</p>').format(note) for note in notes)
 
 
 def _contents(analyses: list[Analysis], sentences: Sequence[str]) -> Markup:

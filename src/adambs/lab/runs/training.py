@@ -54,7 +54,8 @@ def rate(schedule: str, share: float) -> float:
 
 def _set_rate(method: Method) -> None:
     """Before a step, at the middle of it: a first step at a rate of zero would be none."""
-    factor = rate(method.task.schedule, min(1.0, (method.done + 0.5) / method.task.steps))
+    half_a_step = 0.5 / method.task.steps if method.task.steps else 0.0
+    factor = rate(method.task.schedule, min(1.0, method.share + half_a_step))
     for group in method.optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
@@ -95,13 +96,6 @@ def _sigmoid_scores(outputs: Tensor, targets: Tensor) -> Tensor:
     return adambs.scores.binary_cross_entropy_with_logits(outputs, targets.to(outputs))
 
 
-def _text(outputs: NextWords) -> adambs.scores.TokenLosses:
-    """Sums of the words' losses over the number of words in a full text."""
-    return adambs.scores.causal_lm(
-        outputs.logits, outputs.labels, shift=False, ignore_index=0, constant=float(WORDS)
-    )
-
-
 def _wrong_words(outputs: NextWords) -> Tensor:
     """The share of each text's words that were guessed wrong; padding is none."""
     words = outputs.labels != 0
@@ -127,8 +121,8 @@ LOSSES = {
         L=1.0,
     ),
     "next-word": Loss(
-        losses=lambda outputs, _: _text(outputs).losses,
-        scores=lambda outputs, _: _text(outputs).scores,
+        losses=lambda outputs, _: outputs.text.losses,
+        scores=lambda outputs, _: outputs.text.scores,
         guesses=lambda outputs: torch.full((len(outputs.labels),), -1),  # of a class: none
         L=math.sqrt(2 / WORDS),
         wrong=lambda outputs, _: _wrong_words(outputs),
