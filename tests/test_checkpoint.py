@@ -39,6 +39,7 @@ RULES = {
     "VRB": adambs.VRB,
     "Avare": adambs.Avare,
     "Release": adambs.Release,
+    "Exp3M": lambda: adambs.Exp3M(step=2.0),
     "Uniform": adambs.Uniform,
 }
 
@@ -310,7 +311,7 @@ def a_draw(position, value, draw=0):
 
 
 TEN = [1.0] * 10
-PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
+PARTS = ("rule", "random", "passes", "gate", "candidates", "ready", "awaited", "epochs", "counters")
 IDENTITY = ("format", "n", "batch_size", "seed", "stratified", "gate_threshold", "rule_name", "rule_settings")
 DAMAGES = {
     **{f"no {name}": without(name) for name in (*PARTS, *IDENTITY, "correction", "candidates_settings")},

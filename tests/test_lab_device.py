@@ -11,7 +11,7 @@ from torch import nn
 from adambs.lab import models
 from adambs.lab.experiments import reproduce
 from adambs.lab.methods import METHODS, Task
-from adambs.lab.runs import randomness, runner, training
+from adambs.lab.runs import budgets, randomness, runner, training
 
 PLACE = "lazy:0"
 
@@ -95,7 +95,7 @@ def test_a_run_on_a_device_sees_new_dropout_masks_in_every_turn(device, tmp_path
         return Net()
 
     monkeypatch.setattr(models, "build", build)
-    monkeypatch.setattr(runner, "_TURN", 2)
+    monkeypatch.setattr(budgets, "TURN", 2)
     monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: device.put(module))
     changes = reproduce.Overrides(("adam", "adambs"), epochs=0.2, slices=2, threads=1, device=PLACE)
     plan = reproduce.make_plan("digits", "paper", changes)

@@ -186,7 +186,9 @@ def test_adambs_looks_when_it_pays_and_its_weights_follow_the_correction():
 
 def test_the_correction_may_drift_over_the_budget():
     method = methods.find("adambs-calibrated:drift=-0.5")(digits_task(steps=100))
-    corrections = [method.choose().correction for _ in range(101)]
+    corrections = []
+    for method.done in range(101):
+        corrections.append(method.choose().correction)
     np.testing.assert_allclose(corrections, 1 - 0.5 * np.arange(101) / 100)
 
 
@@ -236,7 +238,16 @@ def test_adam_sees_every_example_once_an_epoch():
     assert not np.array_equal(*passes)
 
 
-@pytest.mark.parametrize("name", ["adambs-calibrated:gate=1000", "adam-impt:presample=1000", "infobatch:r=0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adambs-calibrated:gate=1000",
+        "adam-impt:presample=1000",
+        "infobatch:r=0",
+        "rs2:anneal=0",
+        "rais:gate=1000",
+    ],
+)
 def test_a_method_that_never_acts_is_adam_to_the_bit(name):
     def parameters(method_name):
         task = digits_task(n=320, batch_size=32)
@@ -310,7 +321,7 @@ def test_infobatch_keeps_the_expected_gradient():
         assert set(np.flatnonzero(~small)) <= set(order.tolist())
     assert z_scores(sums, values.sum()) < 4
     assert np.mean(sizes) == pytest.approx(200 - small.sum() / 2, rel=0.01)
-    method.steps = math.ceil(0.875 * method.task.steps)  # the end of the budget sees all again
+    method.done = math.ceil(0.875 * method.task.steps)  # the end of the budget sees all again
     assert len(method.epoch()[0]) == 200
 
 
@@ -393,6 +404,80 @@ def test_release_stays_a_distribution_when_its_exponential_overflows():
         method.learn(batch.indices.numpy(), rng.gamma(0.3, 1, 32))
     assert method.p.sum() == pytest.approx(1, abs=1e-9)
     assert method.p.min() > 0
+
+
+# ------------------------------------------------------------------------- AdamCB, RS2 and RAIS
+
+
+def test_adamcb_draws_distinct_examples_and_takes_amsgrads_step():
+    task = digits_task(n=300, batch_size=40)
+    method = methods.find("adamcb:gamma=0.2:step=1")(task)
+    assert method.optimizer.defaults["amsgrad"]
+    assert method.sampler.rule.settings() == {"L": task.loss.L, "gamma": 0.2, "step": 1.0}
+    for _ in range(40):
+        batch = method.choose()
+        assert len(set(batch.indices.tolist())) == 40
+        assert training.train(method, 1) == 40
+    assert method.probabilities().sum() == pytest.approx(1)
+    assert np.ptp(method.probabilities()) > 0
+    assert METHODS["adamcb"](task).sampler.rule.gamma == 0.4
+
+
+def test_rs2_anneals_the_learning_rate_over_the_budget_and_only_for_the_step():
+    task = digits_task(n=320, steps=40, lr=2e-3)
+    method, rates = METHODS["rs2"](task), []
+    step = method.optimizer.step
+    method.optimizer.step = lambda: (rates.append(method.optimizer.param_groups[0]["lr"]), step())
+    training.train(method, 40)
+    np.testing.assert_allclose(rates, 2e-3 * (1 + np.cos(np.pi * np.arange(40) / 40)) / 2)
+    assert method.optimizer.param_groups[0]["lr"] == 2e-3
+    scheduled = METHODS["rs2"](dataclasses.replace(digits_task(n=320, steps=40), schedule="cosine"))
+    training.train(scheduled, 30)
+    plain = METHODS["adam"](dataclasses.replace(digits_task(n=320, steps=40), schedule="cosine"))
+    training.train(plain, 30)
+    assert same(scheduled.task.model.state_dict(), plain.task.model.state_dict())
+
+
+def test_rs2_takes_fresh_subsets_with_or_without_replacement():
+    taken = {}
+    for name in ("rs2:fraction=0.25", "rs2:fraction=0.25:replacement=1"):
+        method = methods.find(name)(digits_task(n=200, batch_size=10))
+        taken[name] = [i for _ in range(20) for i in method.choose().indices.tolist()]
+    without, again = taken.values()
+    assert sorted(without) == list(range(200))  # four rounds are a pass
+    rounds = [again[start : start + 50] for start in range(0, 200, 50)]
+    assert all(len(set(each)) == 50 for each in rounds)
+    assert len(set(again)) < 190  # some come in several rounds
+    assert len({frozenset(each) for each in rounds}) == 4
+
+
+def test_rais_multiplies_the_learning_rate_by_the_gain():
+    task = digits_task(n=600, steps=200)
+    method, rates, gains = methods.find("rais:gate=0:most=1.5")(task), [], []
+    step = method.optimizer.step
+    method.optimizer.step = lambda *of: (rates.append(method.optimizer.param_groups[0]["lr"]), step(*of))
+    for _ in range(200):
+        gains.append(method.gain)
+        training.train(method, 1)
+    np.testing.assert_allclose(rates, 2e-3 * np.array(gains))
+    assert gains[0] == 1.0
+    assert 1.0 < gains[-1] <= 1.5
+    assert method.gain == np.clip(method.variance_reduction(), 1.0, 1.5)
+    assert method.optimizer.param_groups[0]["lr"] == 2e-3
+
+
+def test_the_share_of_a_budget_is_of_steps_or_of_seconds():
+    steps = METHODS["adam"](digits_task(n=200, steps=50))
+    assert steps.share == 0.0
+    training.train(steps, 10)
+    assert steps.share == 0.2
+    seconds = METHODS["adam"](dataclasses.replace(digits_task(n=200, steps=0), seconds=8.0))
+    training.train(seconds, 10)
+    assert seconds.share == 0.0
+    seconds.spent = 2.0
+    assert seconds.share == 0.25
+    seconds.spent = 9.0
+    assert seconds.share == 1.0
 
 
 def test_scoring_leaves_dropout_and_the_model_as_they_were():

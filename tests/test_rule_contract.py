@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import adambs
-from adambs import VRB, Avare, Calibrated, Exp3, Release, Tracking, Uniform, _check
+from adambs import VRB, Avare, Calibrated, Exp3, Exp3M, Release, Tracking, Uniform, _check
 
 
 class LastSeen(adambs.rules.TreeRule):
@@ -48,6 +48,9 @@ RULES = [
     Exp3(step=3.0, offset="none"),
     Exp3(p_min=0.999, step=300.0, offset="none"),
     Exp3(step=3.0, offset="baseline"),
+    Exp3M(),
+    Exp3M(gamma=1e-3, step=30.0),
+    Exp3M(gamma=1 - 1e-9, step=3.0),
     Release(),
     Avare(p_min=0.3),
     Avare(p_min=0.999),
@@ -98,6 +101,9 @@ def assert_distribution(rule):
         assert r.min() >= rule.p_min
     if isinstance(rule, Tracking | VRB | Calibrated):
         assert r.min() >= rule.uniform
+    if isinstance(rule, Exp3M):
+        assert r.min() >= rule.gamma * (1 - 1e-15)
+        assert r.max() <= rule.n / rule.batch_size * (1 + 1e-11)
 
 
 # ---------------------------------------------------------------------------------------- start
@@ -172,6 +178,18 @@ def test_the_ends_of_the_quantiles_are_examples(rule):
 
 
 @every_rule
+@pytest.mark.parametrize(("n", "K"), [(60, 6), (9, 7), (5, 5), (40, 1)])
+def test_a_rule_says_whether_a_batch_has_an_example_twice(rule, n, K):
+    rule, rng = taught(started(rule, n, K), 60), np.random.default_rng(0)
+    repeated = 0
+    for count in [*range(K + 1), *([K] * 300)]:
+        indices, ratios = rule.draw(rng.random(count))
+        assert len(indices) == len(ratios) == count
+        repeated += len(set(indices.tolist())) < count
+    assert (repeated == 0) == (rule.distinct or K == 1)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.distinct], ids=repr)
 def test_quantiles_in_order_reach_every_example(rule):
     """A fine grid: each example is met n p times a point, to within the points at its ends."""
     rule = taught(started(rule, 20, 4), 30)

@@ -24,14 +24,14 @@ from adambs.history import History
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
-from adambs.rules import VRB, Avare, Calibrated, Exp3, Release, Rule, Tracking, Uniform
+from adambs.rules import VRB, Avare, Calibrated, Exp3, Exp3M, Release, Rule, Tracking, Uniform
 from adambs.sampler import BanditSampler
 from adambs.sharded import ShardedSampler
 from adambs.streams import BanditStream
 from adambs.suspects import Suspect
 from adambs.trees import SumTree
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "VRB",
@@ -47,6 +47,7 @@ __all__ = [
     "Diagnostics",
     "Draw",
     "Exp3",
+    "Exp3M",
     "GradientClip",
     "History",
     "Release",

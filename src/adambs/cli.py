@@ -60,7 +60,7 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 5,
 ) -> None:
-    """Adam, Adam-impt and AdamBS on scikit-learn's digits, balanced and long-tailed: a few minutes."""
+    """Where it pays, and where it does not: three panels on data that needs no files, in two minutes."""
     from adambs.lab.experiments.demo import run_demo
 
     run_demo(console, out, seeds, command=_command())
@@ -94,10 +94,24 @@ def reproduce(
     ] = None,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
     history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Find each method's best learning rate and batch size, then compare the best."
+        ),
+    ] = False,
+    tune_seconds: Annotated[float, typer.Option(help="Training time of each run with --tune.")] = 60.0,
+    tune_lrs: Annotated[
+        str | None, typer.Option(help="To try, with commas; 1, 2 and 4 times the experiment's if not given.")
+    ] = None,
+    tune_batch_sizes: Annotated[
+        str | None, typer.Option(help="To try, with commas; half, once and twice the experiment's.")
+    ] = None,
 ) -> None:
     """Run an experiment of the paper and write its report. Stop it at any time; the same command goes on."""
     from adambs.lab.errors import STOPPED
     from adambs.lab.experiments import reproduce as lab
+    from adambs.lab.experiments import tune as tuning
     from adambs.lab.runs import records
 
     chosen = tuple(name.strip() for name in methods.split(",")) if methods else None
@@ -106,22 +120,34 @@ def reproduce(
         scale.value,
         lab.Overrides(chosen, epochs, batch_size, lr, long_tail, slices, threads, device),
     )
-    name = "sweep" if methods == "sweep" else scale.value
+    if tune and (lr is not None or batch_size is not None or epochs is not None or history):
+        raise ValueError(
+            "--tune finds lr and batch-size and counts seconds: leave out --lr, --batch-size, "
+            "--epochs and --history"
+        )
+    name = "tune" if tune else "sweep" if methods == "sweep" else scale.value
     folder = out or Path("runs") / f"{experiment}-{name}"
     loaded = lab.prepare(plan, data)
     if plan.differs:
         console.print(f"Unlike the paper: {plan.differs}.")
+    command, seed_range = _command(), range(first_seed, first_seed + seeds)
     try:
-        lab.run_with_progress(
-            console,
-            plan,
-            loaded,
-            range(first_seed, first_seed + seeds),
-            folder,
-            command=_command(),
-            tensorboard=tensorboard,
-            history=history,
-        )
+        if tune:
+            grid = tuning.make_grid(plan.experiment, tune_seconds, tune_lrs, tune_batch_sizes)
+            lab.tune_with_progress(
+                console, plan, grid, loaded, seed_range, folder, command=command, tensorboard=tensorboard
+            )
+        else:
+            lab.run_with_progress(
+                console,
+                plan,
+                loaded,
+                seed_range,
+                folder,
+                command=command,
+                tensorboard=tensorboard,
+                history=history,
+            )
     except KeyboardInterrupt:
         console.print("Stopped. What is done is kept; the same command goes on from here.")
         if records.begun(folder):
@@ -228,7 +254,7 @@ def probe(
     template: Annotated[bool, typer.Option("--template", help="Print such a file to begin with.")] = False,
     experiment: Annotated[str | None, typer.Option(help="One of `adambs experiments`, instead.")] = None,
     seconds: Annotated[float, typer.Option(help="Time limit.")] = 60.0,
-    scale: Annotated[str, typer.Option(help="Of the experiment: quick or paper.")] = "quick",
+    scale: Annotated[Scale, typer.Option(help="Of the experiment.")] = Scale.QUICK,
     out: Annotated[Path | None, typer.Option(help="HTML page to write as well.")] = None,
     json: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
     data: DataFolder = None,
@@ -241,7 +267,7 @@ def probe(
         return
     if (file is None) == (experiment is None):
         raise ValueError("probe takes a FILE or --experiment NAME, one of them (or --template)")
-    question = probes.from_file(file) if file else probes.from_experiment(str(experiment), scale, data)
+    question = probes.from_file(file) if file else probes.from_experiment(str(experiment), scale.value, data)
     answer = probes.run_with_progress(console, question, seconds)
     typer.echo(str(answer))
     for written in probes.write(answer, out, json):

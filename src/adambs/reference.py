@@ -143,3 +143,52 @@ def step(
     theta = theta - alpha_theta * m_hat / (np.sqrt(v_hat) + eps)  # line 10
     p = update(p, I, np.linalg.norm(g, axis=1), L=L, p_min=p_min, alpha_p=alpha_p)  # line 11
     return State(theta, m, v, p, t)
+
+
+def exp3m_capped(w: Vector, K: int, gamma: float) -> tuple[Vector, NDArray[np.bool_]]:
+    """Exp3.M (Uchiya, Nakamura and Kudo 2010; AdamCB, Kim and Oh 2025): w', and who is capped.
+
+    If some K ((1 - gamma) w_j / sum w + gamma / n) is above one, those w_j >= a count as a, where
+
+        a / (sum of a over w_j >= a + sum of w_j over the others) = (1/K - gamma/n) / (1 - gamma).
+
+    Try every number m of capped ones, smallest first: the right one leaves the next below a.
+    """
+    n = len(w)
+    C = (1 / K - gamma / n) / (1 - gamma)
+    descending = np.sort(w)[::-1]
+    if n == K or descending[0] < C * w.sum():
+        return w, np.full(n, n == K)
+    for m in range(1, K):
+        a = C * descending[m:].sum() / (1 - m * C)
+        if descending[m] < a:
+            return np.minimum(w, a), w >= a
+    raise AssertionError("fewer than K are capped")
+
+
+def exp3m_inclusion(w: Vector, K: int, gamma: float) -> Vector:
+    """The probability of each example to be in a batch of K distinct ones. They sum to K."""
+    capped, _ = exp3m_capped(w, K, gamma)
+    P: Vector = K * ((1 - gamma) * capped / capped.sum() + gamma / len(w))
+    return np.ones(len(w)) if len(w) == K else P
+
+
+def exp3m_update(
+    w: Vector, J: Indices, g_norms: Vector, *, K: int, L: float, gamma: float, step: float | None = None
+) -> Vector:
+    """The next weights of AdamCB, from the batch ``J`` and the norms of its gradients.
+
+    The loss is Algorithm 2's, scaled to [0, 1] by p_min = gamma/n as its authors do, with p_j = P_j / K; it
+    is divided by P_j, and those with P_j = 1 are left out.
+    """
+    n = len(w)
+    eta = K * (gamma if step is None else step) / n
+    P = exp3m_inclusion(w, K, gamma)
+    _, left_out = exp3m_capped(w, K, gamma)
+    new = w.copy()
+    for j, g_norm in zip(J, g_norms, strict=True):
+        p_min, p = gamma / n, P[j] / K
+        l = p_min**2 / L**2 * (-(min(g_norm, L) ** 2) / p**2 + L**2 / p_min**2)
+        if not left_out[j]:
+            new[j] *= np.exp(-eta * l / P[j])
+    return new

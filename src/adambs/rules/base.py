@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Rule(ABC):
 
     n: int
     batch_size: int
+    distinct: ClassVar[bool] = False
+    """Whether a batch has no example twice; r_j is then n/K times the probability that j is in it."""
 
     @abstractmethod
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:

@@ -17,6 +17,7 @@ RULES: dict[str, Callable[[], adambs.Rule]] = {
     "VRB": adambs.VRB,
     "Avare": adambs.Avare,
     "Release": adambs.Release,
+    "Exp3M": adambs.Exp3M,
 }
 
 

@@ -208,6 +208,55 @@ _DIGITS = Experiment(
     methods=("adam", "adam-impt", "adambs"),
 )
 
+# The panels of `adambs demo`: they need no files.
+_BUILT_IN = {
+    "figure": "none",
+    "paper": "nothing: it is here because it needs no files",
+    "ours": "everything",
+    "shows": "nothing",
+    "quick": {},
+    "quick_differs": "",
+    "methods": ("adam", "adambs-loop"),
+    "slices": 12,
+}
+_DEMO = [
+    Experiment(
+        name="heavy-tailed",
+        title="Heavy tails, generated",
+        dataset="heavy-tailed",
+        model="mlp",
+        model_options={"hidden": 512},
+        loss="squares",
+        batch_size=128,
+        lr=1e-3,
+        epochs=12.8,
+        **_BUILT_IN,  # type: ignore[arg-type]
+    ),
+    Experiment(
+        name="photograph",
+        title="A photograph, from place to colour",
+        dataset="photograph",
+        model="mlp",
+        model_options={"hidden": 256},
+        loss="squares",
+        batch_size=256,
+        lr=1e-3,
+        epochs=30,
+        **_BUILT_IN,  # type: ignore[arg-type]
+    ),
+    Experiment(
+        name="balanced-digits",
+        title="Balanced digits, passed over twice",
+        dataset="augmented-digits",
+        model="augmented-digits-cnn",
+        loss="softmax",
+        batch_size=64,
+        lr=1e-3,
+        epochs=2,
+        **_BUILT_IN,  # type: ignore[arg-type]
+    ),
+]
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in [
@@ -279,6 +328,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _TRANSFORMER,
         _LANGUAGE_MODEL,
         _DIGITS,
+        *_DEMO,
     ]
 }
 

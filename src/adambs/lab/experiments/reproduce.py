@@ -12,6 +12,7 @@ from rich.table import Column
 
 from adambs.lab import datasets, experiments, methods
 from adambs.lab.experiments import sweep
+from adambs.lab.experiments import tune as tuning
 from adambs.lab.runs import records, runner
 from adambs.lab.runs.randomness import usable
 
@@ -111,6 +112,23 @@ def run_with_progress(
             board(seed, lines)
 
         return runner.run(plan, data, list(seeds), folder, command=command, progress=advance, history=history)
+
+
+def tune_with_progress(
+    console: Console,
+    plan: runner.Plan,
+    grid: tuning.Grid,
+    data: datasets.Data,
+    seeds: range,
+    folder: Path,
+    **options: Any,
+) -> list[tuning.Best]:
+    """Tuned against tuned, with a bar for each cell of the grid and one for the comparison."""
+
+    def run(part: runner.Plan, its_seeds: range, its_folder: Path) -> None:
+        run_with_progress(console, part, data, its_seeds, its_folder, **options)
+
+    return tuning.tune(plan, grid, data, seeds, folder, run, console.print)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Methods for choosing examples, behind one interface. A new one is one short class; see docs/methods.md."""
 
 from adambs.lab.errors import unknown
-from adambs.lab.methods import bandit, competitors, rules, shuffled
+from adambs.lab.methods import bandit, competitors, rules, shuffled, yardsticks
 from adambs.lab.methods.base import Batch, Loss, Method, Plain, Task, Weighted
 
 _PLAIN: list[type[Method]] = [
@@ -17,6 +17,7 @@ _PLAIN: list[type[Method]] = [
 _ALL: list[type[Method]] = [
     shuffled.Adam,
     bandit.AdamBS,
+    bandit.AdamBSLoop,
     bandit.AdamBSFast,
     bandit.AdamBSExp3,
     bandit.AdamImpt,
@@ -29,6 +30,7 @@ _ALL: list[type[Method]] = [
     competitors.SelectiveBackprop,
     competitors.OnlineBatchSelection,
     competitors.LossProportional,
+    *yardsticks.ALL,
     *rules.ALL,
     *_PLAIN,
     *(bandit.with_bandit(method) for method in _PLAIN),

@@ -27,6 +27,8 @@ class Bandit(Method):
     """From what variance reduction on p is drawn from; before that, reshuffled passes."""
     candidates: ClassVar[int] = 3
     """How many times K are scored when it looks."""
+    ahead: ClassVar[int] = 1
+    """For how many batches candidates are scored at once."""
     cap: ClassVar[float] = math.inf
     """Weight x score is limited to so many times its running mean."""
     context: ClassVar[int] = 0
@@ -45,15 +47,14 @@ class Bandit(Method):
             gate=self.gate,
             cap=self.cap,
             context=task.context if self.context else None,
-            candidates=adambs.Candidates(self.candidates),
+            candidates=adambs.Candidates(self.candidates, ahead=self.ahead),
         )
-        self._chosen = 0
         self._scores: Tensor
         super().__init__(task)
 
     def rule(self, task: Task) -> adambs.Rule:
         """The rule, for a task whose loss bounds the scores."""
-        bound = {"L": task.loss.L} if issubclass(self.rule_class, adambs.Exp3) else {}
+        bound = {"L": task.loss.L} if issubclass(self.rule_class, adambs.Exp3 | adambs.Exp3M) else {}
         return self.rule_class(**bound, **self.rule_options)
 
     @classmethod
@@ -80,9 +81,7 @@ class Bandit(Method):
 
     def choose(self) -> adambs.Draw:
         if self.drift:
-            done = self._chosen / self.task.steps
-            self._chosen += 1
-            self.sampler.correction = min(max(self.correction + self.drift * done, 0.0), 1.0)
+            self.sampler.correction = min(max(self.correction + self.drift * self.share, 0.0), 1.0)
         return self.sampler.draw(self.look if self.looks else None)
 
     def look(self, indices: Tensor) -> Floats:
@@ -111,6 +110,13 @@ class AdamBS(Bandit):
     citation = LIU
     looks = True
     gate = 1.1
+
+
+class AdamBSLoop(AdamBS):
+    name = "adambs-loop"
+    title = "AdamBS"
+    summary = "the README's loop: the library's defaults without looking before it draws"
+    looks = False
 
 
 class AdamBSFast(AdamBS):

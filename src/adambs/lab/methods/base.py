@@ -1,5 +1,6 @@
 """What a method is: which examples enter a step, with what weights, and which optimizer takes it."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,12 +52,14 @@ class Task:
     batch_size: int
     lr: float
     steps: int
-    """The budget: how many steps this run will take."""
+    """The budget: how many steps this run will take; 0 if it is a time."""
     seed: int
     one_lr: bool = False
     """Whether methods with a learning rate of their own must use ``lr`` too."""
     context: Indices | None = None
     """What is known of each example before it is seen, for methods that want to know."""
+    seconds: float = math.inf
+    """The budget, if it is a time of training."""
     schedule: str = ""
     """How the learning rate goes: constant, or ``"cosine"``, which is warmed up and falls to zero."""
 
@@ -133,6 +136,9 @@ class Method(ABC):
     clip: ClassVar[float] = 0.0
     """Shorten gradients so many times as long as usual, :class:`adambs.clipping.GradientClip`; 0: none."""
 
+    batch_size: ClassVar[int] = 0
+    """Its own, in the place of the task's; 0: none. The runner makes the task accordingly."""
+
     untimed = 0.0
     """Seconds excluded from timing: what the oracle spends on knowing everything."""
 
@@ -142,8 +148,15 @@ class Method(ABC):
         self.passes = Passes(task.n, task.seed)  # the same for all of a seed: who reshuffles sees one order
         self.optimizer: Any = self.make_optimizer()
         self.done = 0  # steps
+        self.spent = 0.0  # seconds of training, told by the runner before each turn
         if self.clip:
             self.clip_gradients()
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is used, from 0 to 1. Of a time, as of the beginning of the turn."""
+        used = self.done / self.task.steps if self.task.steps else self.spent / self.task.seconds
+        return min(used, 1.0)
 
     def clip_gradients(self) -> None:
         """Let the optimizer clip."""

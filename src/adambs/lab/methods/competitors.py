@@ -29,7 +29,6 @@ class InfoBatch(Method):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.last_losses = np.full(task.n, np.inf)  # not yet seen: never below the mean
-        self.steps = 0
         self._order: Tensor = torch.empty(0, dtype=torch.int64)
         self._weights = torch.empty(0)
 
@@ -45,7 +44,7 @@ class InfoBatch(Method):
         """The examples of the next epoch in random order, and their weights."""
         weights = np.ones(self.task.n)
         seen = self.last_losses[np.isfinite(self.last_losses)]
-        if len(seen) and self.steps < self.delta * self.task.steps:
+        if len(seen) and self.share < self.delta:
             small = self.last_losses < seen.mean()
             dropped = small & (self.rng.random(self.task.n) < self.r)
             weights[small] = 1 / (1 - self.r)
@@ -56,7 +55,6 @@ class InfoBatch(Method):
 
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
-        self.steps += 1
         self.last_losses[batch.indices.numpy()] = on_host(losses)
 
 
@@ -133,7 +131,7 @@ class OnlineBatchSelection(Method):
             return Plain(torch.from_numpy(self.passes.take(self.task.batch_size)))
         if (self.steps - self._first_epoch) % self._every == 0:
             self._ranked = np.argsort(-self.last_losses, kind="stable")
-        s_e = self.pressure ** max(0.0, 1 - self.steps / self.task.steps)
+        s_e = self.pressure ** (1 - self.share)
         return Plain(torch.from_numpy(self._ranked[self.ranks(s_e)]))
 
     def ranks(self, s_e: float) -> np.ndarray[Any, Any]:

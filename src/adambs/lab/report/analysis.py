@@ -47,7 +47,7 @@ CONFIDENCE = 0.95
 TEST_ERRORS = ("test_error", "balanced_test_error")
 SETTLING = 0.1
 """The part of a run, from its start, that steadiness leaves out."""
-LEADS = ("adambs", "adambs-exp3", "amsgrad-bs", "adambs-release")
+LEADS = ("adambs", "adambs-loop", "adambs-exp3", "amsgrad-bs", "adambs-release")
 """Whom a headline is about: the first of these that ran."""
 FLOOR = 1e-12
 """A loss below this counts as this, so that a loss of exactly 0 has a logarithm."""
@@ -202,7 +202,11 @@ class Analysis:
 
 
 def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
-    """Everything at once. Raises ValueError when the run has no slice at all."""
+    """Everything at once. Raises ValueError when the run has no slice at all.
+
+    A run that names its own baseline, as a tuned one does, is compared with that.
+    """
+    baseline = str(run.config.get("baseline", baseline))
     complete = bool(run.finished)
     series = read_series(run, unfinished=not complete)
     if not series:

@@ -10,6 +10,7 @@ from adambs.lab.report.figures import save, save_figures
 from adambs.lab.report.overview import SideBySide, against_baseline, sweep_figure
 from adambs.lab.report.phrases import compared, headline, run_title, warnings_of
 from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
+from adambs.lab.report.tuned import is_tuned, tuned_section
 from adambs.lab.runs import records
 
 _HEAD = """\
@@ -40,6 +41,8 @@ def write_summary(folder: Path) -> Path:
     analyses.sort(key=lambda a: (order.index(a.run.config["experiment"]), a.run.path.name))
     sweeps = [analysis for analysis in analyses if is_sweep(analysis)]
     analyses = [analysis for analysis in analyses if not is_sweep(analysis)]
+    tuned = [analysis for analysis in analyses if is_tuned(analysis)]
+    analyses = [analysis for analysis in analyses if not is_tuned(analysis)]
     notes = folder / "NOTES.md"
     text = [
         _HEAD.format(folder=folder.name),
@@ -56,6 +59,7 @@ def write_summary(folder: Path) -> Path:
             "The paper's Algorithm 2 against Adam",
             "The rule as it is printed (method `adambs-exp3`), which is not the default.",
         ),
+        *([tuned_section(tuned, [_title(each) for each in tuned])] if tuned else []),
         "## Everything else\n",
         _side_by_side(analyses, folder / "figures"),
         *([_sweep(sweeps, folder / "figures")] if sweeps else []),

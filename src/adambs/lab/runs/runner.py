@@ -1,16 +1,18 @@
 """Runs methods against each other, fairly, and writes down what happens as it happens.
 
 All methods of a seed start from the same parameters and take turns in one process, a few steps each, until
-all have finished a slice: a busy machine hurts all alike. The clock counts training only, each method's own
-overhead included and the seconds that it declares as ``untimed`` excluded; evaluation is outside it. A seed
-that was interrupted is begun again, its old lines void; finished seeds are never run twice.
+all have finished a slice of their budget, which is a number of steps or a time: a busy machine hurts all
+alike. The clock counts training only, each method's own overhead included and the seconds that it declares as
+``untimed`` excluded; evaluation is outside it. A seed that was interrupted is begun again, its old lines
+void; finished seeds are never run twice.
 """
 
 import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,9 @@ from adambs.lab.datasets import Data
 from adambs.lab.experiments import Experiment
 from adambs.lab.methods import Method, Task
 from adambs.lab.runs import records, training
+from adambs.lab.runs.budgets import TURN, Budget, Seconds, Steps
 from adambs.lab.runs.locking import alone_in
 from adambs.lab.runs.randomness import Streams
-
-# Steps before the next method has its turn.
-_TURN = 20
 
 # When a record shows how p looks, as shares of the budget; and how many examples of the highest and of
 # the lowest p it shows at the end of the first seed (once: pictures are large).
@@ -57,10 +57,16 @@ class Plan:
     device: str = "cpu"
     one_lr: bool = False
     differs: str = ""
+    seconds: float | None = None
+    """Training time of each method, in the place of the experiment's epochs."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What else the record shall say of the run."""
 
-    def steps(self, n: int) -> int:
-        """The budget of each method."""
-        return max(1, math.ceil(self.experiment.epochs * n / self.experiment.batch_size))
+    def budget(self, n: int) -> Budget:
+        """Of each method."""
+        if self.seconds is not None:
+            return Seconds(self.seconds)
+        return Steps(max(1, math.ceil(self.experiment.epochs * n / self.experiment.batch_size)))
 
     def title(self) -> str:
         """The experiment's, and what was changed in it."""
@@ -70,12 +76,14 @@ class Plan:
             for field, words in _CHANGED.items()
             if getattr(self.experiment, field) != getattr(usual, field)
         ]
+        if self.seconds is not None:
+            changes.append(f"{self.seconds:g} s for each method")
         return ", ".join([self.experiment.title, *changes])
 
     def config(self, data: Data) -> dict[str, Any]:
         """What the numbers depend on; a run with another configuration is refused."""
         n = len(data.train)
-        steps = self.steps(n)
+        budget = self.budget(n)
         return {
             "experiment": self.experiment.name,
             "title": self.title(),
@@ -87,12 +95,13 @@ class Plan:
             "n_test": len(data.test),
             "classes": list(data.classes),
             "one_lr": self.one_lr,
-            "steps": steps,
-            "slices": min(self.experiment.slices, steps),
-            "turn": _TURN,
+            **budget.config(),
+            "slices": min(self.experiment.slices, budget.most_slices()),
+            "turn": TURN,
             "methods": list(self.method_names),
             "threads": self.threads,
             "device": self.device,
+            **self.notes,
         }
 
 
@@ -152,17 +161,17 @@ def _run_seed(
     progress: Progress,
     histories: Path | None,
 ) -> None:
-    steps, slices = config["steps"], config["slices"]
+    budget, slices = plan.budget(len(data.train)), config["slices"]
     tensors = [_placed(tensor, plan.device) for tensor in (*data.train.tensors, *data.test.tensors)]
     contestants = {
-        name: _contestant(plan, method, data, seed, steps, tensors) for name, method in chosen.items()
+        name: _contestant(plan, method, data, seed, config, tensors) for name, method in chosen.items()
     }
     watched = {} if histories is None else _watched(contestants)
     writer.later({"kind": "begin", "seed": seed})
     looks = {max(1, round(share * slices)) for share in _LOOKS_AT_P}
     last: dict[str, dict[str, Any]] = {}
     for index in range(slices + 1):
-        _take_turns(list(contestants.values()), round(steps * index / slices))
+        _take_turns(list(contestants.values()), budget, budget.at(index / slices))
         for name, contestant in contestants.items():
             last[name] = {"kind": "slice", "seed": seed, "method": name, **_measure(contestant, tensors)}
             writer.append(last[name])
@@ -189,7 +198,12 @@ def _watched(contestants: dict[str, _Contestant]) -> dict[str, adambs.History]:
 
 
 def _contestant(
-    plan: Plan, method: type[Method], data: Data, seed: int, steps: int, tensors: list[torch.Tensor]
+    plan: Plan,
+    method: type[Method],
+    data: Data,
+    seed: int,
+    config: dict[str, Any],
+    tensors: list[torch.Tensor],
 ) -> _Contestant:
     """The method at its start; it has been warmed up on a copy, so that nothing compiles on the clock."""
     experiment = plan.experiment
@@ -205,10 +219,15 @@ def _contestant(
 
     def task(model: torch.nn.Module) -> Task:
         loss = training.LOSSES[experiment.loss]
-        settings = (experiment.batch_size, experiment.lr, steps, seed, plan.one_lr, data.context)
-        return Task(model, tensors[0], tensors[1], loss, *settings, schedule=experiment.schedule)
+        batch_size = method.batch_size or experiment.batch_size
+        settings = (batch_size, experiment.lr, config["steps"], seed, plan.one_lr, data.context)
+        seconds = math.inf if plan.seconds is None else plan.seconds
+        return Task(
+            model, tensors[0], tensors[1], loss, *settings, seconds=seconds, schedule=experiment.schedule
+        )
 
-    with Streams(plan.device, seed).turn():  # another's: the warm-up must not move the method's own
+    # Another's streams: the warm-up must not move the method's own. If it diverges, so will the method.
+    with Streams(plan.device, seed).turn(), suppress(training.DivergedError):
         training.train(method(task(copy.deepcopy(model))), 2)
     streams = Streams(plan.device, seed)
     with streams.turn():
@@ -221,28 +240,29 @@ def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def _take_turns(contestants: list[_Contestant], target: int) -> None:
-    """Bring all to step ``target``, a few steps at a time, a different one beginning each round."""
-    first = 0
-    while contestants[0].step < target:
-        step = min(contestants[0].step + _TURN, target)
+def _take_turns(contestants: list[_Contestant], budget: Budget, target: float) -> None:
+    """Bring all to ``target``, a few steps at a time, a different one beginning each round."""
+    first, behind = 0, True
+    while behind:
+        behind = False
         for contestant in contestants[first:] + contestants[:first]:
-            _advance(contestant, step)
+            if count := budget.turn(contestant.step, contestant.seconds, target):
+                behind = True
+                _advance(contestant, count, budget, target)
         first = (first + 1) % len(contestants)
 
 
-def _advance(contestant: _Contestant, target: int) -> None:
-    """Train up to step ``target``, on the clock, with the method's own random streams for dropout.
+def _advance(contestant: _Contestant, count: int, budget: Budget, target: float) -> None:
+    """Train so many steps, on the clock, with the method's own random streams for dropout.
 
-    A method that has diverged trains no more, and is charged as if it went on at its pace: its clock must
-    not stand still, or a short budget would flatter it.
+    A method that has diverged trains no more, and is charged as if it went on at its pace.
     """
-    count = target - contestant.step
     if contestant.diverged:
-        contestant.seconds *= target / max(contestant.step, 1)
-        contestant.step = target
+        now = contestant.step, contestant.seconds
+        contestant.step, contestant.seconds = budget.charged(*now, target)
         return
     with contestant.streams.turn():
+        contestant.method.spent = contestant.seconds
         untimed = contestant.method.untimed
         start = time.perf_counter()
         try:
@@ -251,7 +271,7 @@ def _advance(contestant: _Contestant, target: int) -> None:
             contestant.diverged = True
         contestant.streams.wait()
         contestant.seconds += time.perf_counter() - start - (contestant.method.untimed - untimed)
-    contestant.step = target
+    contestant.step += count
 
 
 def _measure(contestant: _Contestant, tensors: list[torch.Tensor]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def rate(schedule: str, share: float) -> float:
 
 def _set_rate(method: Method) -> None:
     """Before a step, at the middle of it: a first step at a rate of zero would be none."""
-    factor = rate(method.task.schedule, min(1.0, (method.done + 0.5) / method.task.steps))
+    half_a_step = 0.5 / method.task.steps if method.task.steps else 0.0
+    factor = rate(method.task.schedule, min(1.0, method.share + half_a_step))
     for group in method.optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
@@ -64,9 +65,9 @@ class Evaluation(NamedTuple):
 
     loss: float
     error: float
-    """The share of wrong guesses."""
+    """The share of wrong guesses; of standardised targets, the share that is not explained."""
     balanced_error: float
-    """The same within each class, and then the mean over the classes that the data set has."""
+    """The same within each class, and then the mean over the classes that the data set has, if it has any."""
 
 
 @torch.no_grad()
@@ -80,6 +81,8 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> E
         wrong_ones = loss.guesses(outputs) != y if loss.wrong is None else loss.wrong(outputs, y)
         parts.append(wrong_ones.cpu())
     targets, wrong = targets.cpu(), torch.cat(parts).double()
+    if targets.is_floating_point():
+        return Evaluation(total / len(targets), wrong.mean().item(), wrong.mean().item())
     sizes = torch.bincount(targets)
     within = torch.bincount(targets, weights=wrong)[sizes > 0] / sizes[sizes > 0]
     return Evaluation(total / len(targets), wrong.mean().item(), within.mean().item())
@@ -98,6 +101,10 @@ def _wrong_words(outputs: NextWords) -> Tensor:
     words = outputs.labels != 0
     wrong = (outputs.logits.argmax(2) != outputs.labels) & words
     return wrong.sum(1) / words.sum(1).clamp_min(1)
+
+
+def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(1)
 
 
 LOSSES = {
@@ -119,5 +126,12 @@ LOSSES = {
         guesses=lambda outputs: torch.full((len(outputs.labels),), -1),  # of a class: none
         L=math.sqrt(2 / WORDS),
         wrong=lambda outputs, _: _wrong_words(outputs),
+    ),
+    "squares": Loss(
+        losses=_squares,
+        scores=adambs.scores.mse_loss,
+        guesses=lambda outputs: torch.full((len(outputs),), -1),  # of a class: none
+        L=20.0,  # for Algorithm 2: ten standard deviations; what is above is clipped and counted
+        wrong=_squares,
     ),
 }
