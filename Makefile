@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests trainers docs package bench format clean
+.PHONY: demo test lint types tests trainers docs package lowest bench format clean
 
 demo: .venv/installed
 	$(BIN)/adambs demo
@@ -22,6 +22,15 @@ tests: .venv/installed
 
 package: .venv/installed
 	$(BIN)/python .ci/package.py
+
+# The lowest versions that pyproject.toml claims, in an environment of their own.
+lowest: .lowest/installed
+	.lowest/bin/pytest -q tests --ignore tests/test_site.py --ignore tests/test_docs.py
+
+.lowest/installed: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv .lowest
+	.lowest/bin/pip install --quiet -c constraints-lowest.txt -e ".[lab]" pytest hypothesis selenium torchdata
+	@touch $@
 
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
@@ -50,5 +59,5 @@ format: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv demo docs/_build docs/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .lowest demo docs/_build docs/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,8 +3,9 @@
     python .ci/package.py [--other-pythons python3.12 python3.13]
 
 The loop runs on the Python that runs this script, in a fresh environment without extras. The other Pythons
-only get the wheel without its dependencies and read its metadata: which torch a package index offers for
-them differs from machine to machine, and may be gigabytes of CUDA. What was not tried is said.
+get the wheel without its dependencies, read its metadata and compile every module, warnings as errors: which
+torch a package index offers for them differs from machine to machine, and may be gigabytes of CUDA. They are
+looked for on the PATH and among pyenv's versions. What was not tried is said.
 """
 
 import argparse
@@ -101,15 +102,40 @@ def readme_loop() -> str:
 
 def try_other(name: str, wheel: Path, work: Path) -> None:
     """The wheel without its dependencies on another Python; said aloud if that is not on this machine."""
-    found = shutil.which(name)
-    if found is None or subprocess.run([found, "--version"], capture_output=True).returncode:
-        print(f"{name}: not on this machine, nothing tried.")
+    found = find_python(name)
+    if found is None:
+        print(f"{name}: neither on the PATH nor among pyenv's versions, nothing tried.")
         return
     python = environment(work / name, found)
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", str(wheel))
     run(python, "-m", "pip", "install", "--quiet", "packaging")
     run(python, "-c", METADATA, cwd=work)
-    print(f"{name}: installed without dependencies, metadata read. NOT run: no torch was installed for it.")
+    [package] = python.parent.parent.glob("lib/*/site-packages/adambs")
+    run(python, "-W", "error", "-m", "compileall", "-q", str(package))
+    print(f"{name}: installed without dependencies, metadata read, every module compiled without a warning.")
+    print(f"{name}: NOT imported and NOT run, no torch was installed for it.")
+
+
+def find_python(name: str) -> str | None:
+    """The interpreter ``name`` that starts: on the PATH, else pyenv's, whose shims need a choice."""
+    candidates = [shutil.which(name)]
+    pyenv = shutil.which("pyenv")
+    if pyenv is not None:
+        versions = subprocess.run(
+            [pyenv, "versions", "--bare"], capture_output=True, text=True
+        ).stdout.split()
+        for version in versions:
+            if f"python{version}".startswith(f"{name}."):
+                prefix = subprocess.run(
+                    [pyenv, "prefix", version], capture_output=True, text=True
+                ).stdout.strip()
+                candidates.append(shutil.which(name, path=str(Path(prefix) / "bin")))
+    works = (
+        each
+        for each in candidates
+        if each and not subprocess.run([each, "-V"], capture_output=True).returncode
+    )
+    return next(works, None)
 
 
 def environment(folder: Path, python: str) -> Path:

@@ -246,6 +246,121 @@ def test_looking_resumes_to_the_bit():
             resumed.load_state_dict({**state, "candidates": {**state["candidates"], name: value}})
 
 
+def test_a_look_chooses_for_several_steps_each_among_candidates_of_its_own():
+    """From p: one call of the score, and the batches of the window are the K-th parts of it in turn."""
+    n, K, m, ahead = 60, 6, 3, 4
+    candidates = adambs.Candidates(m, cost=1e-6, ahead=ahead)
+    sampler, truth = unequal(n, K, seed=2, candidates=candidates)
+    asked = []
+
+    def score(indices):
+        asked.append(indices.numpy())
+        return truth[indices]
+
+    ratios = n * sampler.probabilities().numpy()
+    scored = sampler.diagnostics().scores
+    for k in range(2 * ahead):
+        draw = sampler.draw(score)
+        assert len(asked) == 1 + k // ahead
+        assert len(asked[-1]) == ahead * m * K
+        own = slice(k % ahead * m * K, (k % ahead + 1) * m * K)
+        assert ((draw.positions >= own.start) & (draw.positions < own.stop)).all()
+        assert np.array_equal(asked[-1][draw.positions], draw.indices)
+        if k < ahead:  # p of the time of the look, though the rule has learned since
+            among = asked[-1][own]
+            a = truth[among] / ratios[among]
+            g = 0.9 * a / a.sum() + 0.1 / len(among)
+            expected = ratios[among] * len(among) * g
+            np.testing.assert_allclose(1 / draw.weights, expected[draw.positions - own.start])
+            np.testing.assert_allclose(draw.probabilities, ratios[draw.indices] / n)
+        sampler.update(draw, truth[draw.indices])
+    assert sampler.diagnostics().looks == 2 * ahead  # batches
+    assert sampler.diagnostics().scores - scored == 2 * ahead * m * K
+
+
+def test_in_a_pass_each_candidate_of_a_window_is_scored_once():
+    """The batches' candidates overlap as they do without a window, and the last batch is taken as it is."""
+    n, K, m, ahead = 90, 10, 3, 3
+    candidates = adambs.Candidates(m, cost=1e-9, ahead=ahead)
+    sampler = adambs.BanditSampler(n, K, candidates=candidates, seed=0)
+    sampler.candidates.scatter.add(np.ones(10), np.arange(1.0, 11))
+    order = adambs.proposals.Passes(n, seed=0).take(n)
+    asked = []
+
+    def score(indices):
+        asked.append(indices.numpy())
+        return np.arange(1.0, len(indices) + 1)
+
+    for k in range(9):
+        draw = sampler.draw(score)
+        among = order[k * K : (k + m) * K]
+        assert set(draw.indices.tolist()) <= set(among if k < 8 else order[-K:])
+        assert draw.learned == (k < 8)
+    assert [len(indices) for indices in asked] == [50, 50, 30]  # the last: 2 batches, and 3 x 10 are left
+    for first, indices in zip((0, 30, 60), asked, strict=True):
+        assert np.array_equal(indices, order[first : first + len(indices)])
+    assert not sampler.passes.under_way
+    assert sampler.diagnostics().reshuffled == 9
+
+
+def test_a_window_counts_for_the_head_start_of_a_context():
+    """The gate has decided for all of its batches."""
+    labels = np.arange(60) % 3
+    candidates = adambs.Candidates(3, cost=1e-9, ahead=4)
+    sampler = adambs.BanditSampler(60, 6, context=labels, candidates=candidates)
+    sampler.candidates.scatter.add(np.ones(10), np.arange(1.0, 11))
+    before = sampler.gate.head_start
+    for k in range(8):
+        sampler.draw(lambda i: 1.0 + i.numpy())
+        assert sampler.gate.head_start == before - (4 if k < 4 else 8)
+
+
+@pytest.mark.parametrize("gate", [0, None])
+def test_a_window_resumes_to_the_bit_in_its_middle(gate):
+    truth = np.random.default_rng(2).gamma(0.5, 1.0, 60)
+
+    def make():
+        candidates = adambs.Candidates(3, cost=1e-6, ahead=5)
+        return adambs.BanditSampler(60, 6, candidates=candidates, seed=4, gate=gate)
+
+    def go_on(sampler, steps):
+        seen = []
+        for _ in range(steps):
+            draw = sampler.draw(lambda i: truth[i])
+            sampler.update(draw, truth[draw.indices])
+            seen += [draw.indices, draw.weights]
+        return seen, sampler.state_dict()
+
+    straight = make()
+    go_on(straight, 7)
+    assert 0 < len(straight.ready.choices) < 5
+    resumed = make()
+    resumed.load_state_dict(saved_and_loaded(straight.state_dict()))
+    assert same(go_on(straight, 20), go_on(resumed, 20))
+
+    go_on(straight, 1)
+    state, ready = straight.state_dict(), straight.state_dict()["ready"]
+    if not ready["choices"]:
+        go_on(straight, 1)
+        state, ready = straight.state_dict(), straight.state_dict()["ready"]
+    positions, ratios, p_ratios = ready["choices"][0]
+    before = resumed.state_dict()
+    for damaged in (
+        {"candidates": [60] * len(ready["candidates"])},
+        {"candidates": []},
+        {"choices": 1},
+        {"choices": [[positions, ratios]]},
+        {"choices": [[positions[1:], ratios, p_ratios]]},
+        {"choices": [[positions, [0.0] * 6, p_ratios]]},
+        {"choices": [[[0.5] * 6, ratios, p_ratios]]},
+        {"reshuffled": 1},
+        {"epoch": -1},
+    ):
+        with pytest.raises(ValueError, match=r"state\['ready'\] is damaged"):
+            resumed.load_state_dict({**state, "ready": {**ready, **damaged}})
+    assert same(resumed.state_dict(), before)
+
+
 def test_refresh_tells_the_rule_the_truth_about_all_or_some():
     n = 500
     truth = np.random.default_rng(0).gamma(0.5, 1.0, n)
@@ -368,6 +483,7 @@ def test_a_loader_with_workers_cannot_look():
     [
         (lambda: adambs.Candidates(1), "multiple must be at least 2"),
         (lambda: adambs.Candidates(3, cost=0), "cost must be positive"),
+        (lambda: adambs.Candidates(3, ahead=0), "ahead must be at least 1"),
         (lambda: adambs.BanditSampler(5, 1, correction=2), "correction must lie between"),
     ],
 )

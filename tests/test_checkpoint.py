@@ -311,7 +311,7 @@ def a_draw(position, value, draw=0):
 
 
 TEN = [1.0] * 10
-PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters")
+PARTS = ("rule", "random", "passes", "gate", "candidates", "ready", "awaited", "epochs", "counters")
 IDENTITY = ("format", "n", "batch_size", "seed", "stratified", "gate_threshold", "rule_name", "rule_settings")
 DAMAGES = {
     **{f"no {name}": without(name) for name in (*PARTS, *IDENTITY, "correction", "candidates_settings")},

@@ -22,19 +22,29 @@ class Loop:
     def __init__(self, n, learned=0.5):
         self.scores = [[] for _ in range(n)]
         self.losses = [[] for _ in range(n)]
+        self.excesses = [[] for _ in range(n)]
+        self.steps = []  # weighted sum of the losses (or scores), and of ones, for each step
         self.threshold = learned
 
     def __call__(self, draw, scores, losses=None):
+        values = np.asarray(scores if losses is None else losses)
+        weights = 1 / (len(self.scores) * draw.probabilities.numpy())
+        self.steps.append((sum(weights * values), sum(weights)))
+        fading = 0.95 ** np.arange(len(self.steps))[::-1]
+        usual = sum(fading * [a for a, _ in self.steps]) / sum(fading * [b for _, b in self.steps])
+        for j, value in zip(draw.indices.tolist(), values, strict=True):
+            self.excesses[j].append(value - usual)
         for k, j in enumerate(draw.indices.tolist()):
             self.scores[j].append(float(f4(scores[k])))
             if losses is not None:
                 self.losses[j].append(float(losses[k]))
 
     def table(self):
-        rows = [self.row(np.array(s), np.array(lo)) for s, lo in zip(self.scores, self.losses, strict=True)]
+        seen = zip(self.scores, self.losses, self.excesses, strict=True)
+        rows = [self.row(*(np.array(values) for values in each)) for each in seen]
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
-    def row(self, s, losses):
+    def row(self, s, losses, excesses):
         low = s < self.threshold
         slope = np.polyfit(np.arange(1, len(s) + 1), s, 1)[0] if len(s) > 1 else math.nan
         return {
@@ -45,6 +55,7 @@ class Loop:
             "trend": slope,
             "learned_at": int(low.argmax()) + 1 if low.any() else 0,
             "forgotten": int((low[:-1] & ~low[1:]).sum()),
+            "excess": np.average(excesses, weights=[0.3] + [1] * (len(s) - 1)) if len(s) else math.nan,
             "last_loss": losses[-1] if len(losses) else math.nan,
             "mean_loss": losses.mean() if len(losses) else math.nan,
         }
@@ -71,10 +82,10 @@ def trained(n=50, K=6, steps=120, seed=0, with_losses=True, history=None, sample
 def test_the_table_is_that_of_a_plain_loop(n, K, steps, with_losses):
     _, history, loop = trained(n, K, steps, with_losses=with_losses)
     table, expected = history.table(), loop.table()
-    assert list(table) == list(expected)[: 9 if with_losses else 7]
+    assert list(table) == list(expected)[: 10 if with_losses else 8]
     for name in ("visits", "learned_at", "forgotten"):
         np.testing.assert_array_equal(table[name], expected[name])
-    np.testing.assert_array_equal(table["last_score"], expected["last_score"])
+    np.testing.assert_allclose(table["last_score"], expected["last_score"], rtol=2.0**-8)
     for name in set(table) - {"visits", "learned_at", "forgotten", "last_score"}:
         np.testing.assert_allclose(table[name], expected[name], rtol=2e-5, atol=2e-5, err_msg=name)
 
@@ -114,18 +125,18 @@ def test_large_scores_and_many_visits_stay_finite():
         history(adambs.Draw(number, np.zeros(1, np.int64), np.ones(1), 1), np.array([1e300 * (number % 2)]))
     table = history.table()
     assert all(np.isfinite(column).all() for column in table.values())
-    assert table["last_score"][0] == pytest.approx(1e15)
+    assert table["last_score"][0] == pytest.approx(1e15, rel=2.0**-8)
 
 
 def test_counters_stop_at_the_largest_that_they_can_hold():
     history = adambs.History(1)
-    indices = np.zeros(2**17 + 20, np.int64)
+    indices = np.zeros(600, np.int64)
     scores = np.tile([0.0, 1.0], len(indices) // 2)
     history(adambs.Draw(0, indices, np.ones(len(indices)), 1), scores)
-    assert history.table()["forgotten"][0] == 65535
+    assert history.table()["forgotten"][0] == 255
     never = adambs.History(1)
     never(adambs.Draw(0, indices, np.ones(len(indices)), 1), np.append(np.ones(len(indices) - 1), 0.0))
-    assert never.table()["learned_at"][0] == 65535
+    assert never.table()["learned_at"][0] == 255
     assert never.table()["visits"][0] == len(indices)
 
 
@@ -195,7 +206,7 @@ def test_a_state_of_another_history_is_refused_and_changes_nothing(damage):
         case "nan":
             state["records"]["mean"][3] = math.nan
         case "impossible":
-            state["records"]["learned_at"][0] = 60_000
+            state["records"]["learned_at"][0] = 200
         case _:
             state[damage] = {"n": 51, "learned": 0.25, "with_losses": False, "format": 9}[damage]
     with pytest.raises(ValueError, match=words):
@@ -218,6 +229,9 @@ def draw_of(n):
         (lambda h: h(draw_of(6), np.ones(2)), ValueError, "the draw of 6"),
         (lambda h: h.suspects(labels=[0, 1]), ValueError, r"shape \(5,\)"),
         (lambda h: h.suspects(labels=[0.5] * 5), TypeError, "whole numbers or words"),
+        (lambda h: h.suspects(final=np.ones(4)), ValueError, "final must be 5 floats"),
+        (lambda h: h.suspects(final=torch.ones(5, dtype=torch.int64)), ValueError, "final must be 5 floats"),
+        (lambda h: h.suspects(final=[1.0, math.nan, 1.0, 1.0, 1.0]), ValueError, r"final\[1\] is not finite"),
         (lambda h: h.suspects(k=0), ValueError, "k must be at least 1"),
         (lambda h: h.easy(0), ValueError, "k must be at least 1"),
     ],
@@ -263,6 +277,38 @@ def test_suspects_are_the_hard_ones_of_their_class_with_a_reason():
     assert "never learned in 12 visits" in found[0].reason
     # Without labels the whole rare class would be accused.
     assert sum(s.index >= 50 for s in history.suspects(k=11)) == 10
+
+
+def test_a_suspicion_is_what_the_documentation_says():
+    rng = np.random.default_rng(4)
+    _, history, _ = trained(n=40, K=5, steps=60, with_losses=False)
+    table, classes, final = history.table(), rng.integers(0, 3, 40), rng.gamma(1.0, 0.1, 40)
+    r = final.mean() / table["mean_score"].mean()
+    assert 0.05 < r < 1
+    found = (table["excess"] - table["excess"].mean()) / table["excess"].std()
+    found += 0.2 * np.log(table["visits"] / table["visits"].mean())
+    found += r**2 * (final - final.mean()) / final.std()
+    expected = [found[j] - np.quantile(found[classes == classes[j]], 0.25) / 2 for j in range(40)]
+    ranking = history.suspects(labels=classes, k=40, final=torch.from_numpy(final))
+    assert [s.index for s in ranking] == np.argsort(expected)[::-1].tolist()
+    for s in ranking:
+        assert s.suspicion == pytest.approx(expected[s.index], rel=1e-6, abs=1e-9)
+
+
+def test_when_an_example_was_visited_does_not_matter():
+    """The losses of all fall alike; whoever was visited late, when losses were low, is not the easier."""
+    history = adambs.History(30)
+    rng = np.random.default_rng(0)
+    hard = np.arange(30) % 3 == 0
+    for number in range(120):
+        among = np.arange(15) if number < 60 else np.arange(15, 30)
+        indices = rng.choice(among, 5)
+        scores = np.exp(-number / 40) + np.where(hard[indices], 0.2, 0.0)
+        history(adambs.Draw(number, indices, np.ones(5), 30), scores)
+    first = [s.index for s in history.suspects(k=10)]
+    assert hard[first].sum() >= 9
+    by_mean = np.argsort(-history.table()["mean_score"])[:10]
+    assert hard[by_mean].sum() < 9
 
 
 def test_ties_are_broken_by_visits_and_then_by_index():
@@ -316,4 +362,5 @@ def test_flipped_labels_come_first_in_a_real_training():
         optimizer.zero_grad()
         draw.mean(losses).backward()
         optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))
-    assert {s.index for s in history.suspects(labels=given, k=5)} == {3, 50, 77, 120, 199}
+    first = {s.index for s in history.suspects(labels=given, k=7)}
+    assert first > {3, 50, 77, 120, 199}

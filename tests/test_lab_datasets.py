@@ -307,7 +307,7 @@ def test_unknown_names_list_the_known_ones() -> None:
             call("minst")
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
+@pytest.mark.parametrize("name", [name for name, row in DATASETS.items() if row.kind != "embedded"])
 def test_missing_data_says_which_command_fetches_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"adambs data fetch {name} --data {re.escape(str(tmp_path))}"):
         load(name, tmp_path)
@@ -342,6 +342,9 @@ def test_available(tmp_path: Path) -> None:
         "imdb": "suspect",
         "kddcup99": "missing",
         "digits": "present",
+        "augmented-digits": "present",
+        "photograph": "present",
+        "heavy-tailed": "present",
     }
     assert rows["fashion-mnist"].detail == "without t10k-labels-idx1-ubyte.gz"
     assert "train.bin" in rows["cifar100"].detail

@@ -28,20 +28,22 @@ def language_model(vocabulary=40):
 
 def test_the_language_model_sees_only_what_came_before():
     model, tokens = language_model(), texts()
-    logits, labels = model(tokens)
+    outputs = model(tokens)
+    logits, labels = outputs.logits, outputs.labels
     assert logits.shape == (24, WORDS, 40)
     assert labels.shape == (24, WORDS)
     assert labels.max() < 40
     changed = tokens.clone()
     changed[:, -10:] = 7
-    other, _ = model(changed)
+    other = model(changed).logits
     torch.testing.assert_close(other[:, : WORDS - 10 + 1], logits[:, : WORDS - 10 + 1])
     assert not torch.equal(other, logits)
 
 
 def test_its_loss_is_a_sum_over_words_that_are_no_padding():
     model, tokens = language_model(), texts()
-    logits, labels = outputs = model(tokens)
+    outputs = model(tokens)
+    logits, labels = outputs.logits, outputs.labels
     loss = training.LOSSES["next-word"]
     found, scores = loss.losses(outputs, None), loss.scores(outputs, None)
     for k in range(len(tokens)):
@@ -106,6 +108,16 @@ def test_the_experiments_are_in_the_table():
         assert experiment.loss in training.LOSSES
     assert "schedule" not in experiments.find("rcnn-imdb").settings()
     assert math.isclose(training.LOSSES["next-word"].L, math.sqrt(2 / WORDS))
+
+
+def test_a_source_of_few_reviews_again_and_again():
+    train, test = (text_sources.split(texts(200), torch.arange(200) % 2, seed) for seed in (0, 1))
+    sizes = {name: len(rows) for name, rows in train.items()}
+    text_sources.with_repeated(train, test, 3)
+    assert len(train["negative"]) == sizes["negative"] - 3
+    assert len(train["repeated"]) == max(sizes.values())
+    assert len(train["repeated"].unique(dim=0)) == len(test["repeated"].unique(dim=0)) == 3
+    assert len(test["repeated"]) == len(test["negative"])
 
 
 def test_the_sources_of_reviews():

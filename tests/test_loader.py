@@ -473,6 +473,44 @@ def test_a_look_trains_on_what_was_scored(dataset):
     assert looks == sampler.diagnostics().looks > 10
 
 
+@pytest.mark.parametrize("dataset", [Recorded, RecordedAtOnce])
+def test_a_window_trains_on_what_was_scored_also_after_a_resume_in_its_middle(dataset):
+    """Candidates are fetched once for several batches; a resumed loader fetches the same pictures."""
+
+    def make():
+        candidates = adambs.Candidates(3, cost=1e-3, ahead=4)
+        return adambs.BanditSampler(50, 4, candidates=candidates, gate=0)
+
+    def batches(sampler, epochs, stop=None):
+        found, scored = [], []
+
+        def score(batch):
+            scored.append(batch)
+            return batch[:, 1]
+
+        loader = adambs.BanditLoader(dataset(), sampler, score=score)
+        for _ in range(epochs):
+            for x, draw in loader:
+                if draw.learned and scored:
+                    assert all((row == scored[-1]).all(1).any() for row in x)
+                sampler.update(draw, x[:, 1])
+                found.append(x)
+                if len(found) == stop:
+                    return found, saved_and_loaded(sampler.state_dict())
+        return found, scored
+
+    straight, scored = batches(make(), 4)
+    assert {len(batch) for batch in scored} == {48}
+    sampler = make()
+    first, state = batches(sampler, 4, stop=28)
+    choices = len(sampler.ready.choices)
+    assert 0 < choices < 4
+    resumed = make()
+    resumed.load_state_dict(state)
+    rest, _ = batches(resumed, 2)
+    assert same(first + rest, straight)
+
+
 def test_getitems_is_used_once_a_batch():
     data = RecordedAtOnce()
     assert sum(1 for _ in adambs.BanditLoader(data, adambs.BanditSampler(50, 4))) == 13

@@ -333,9 +333,11 @@ def nearly(a, b):
 class Oracle:
     """What a sampler should be after the operations so far. Which examples are drawn is not predicted."""
 
-    def __init__(self, n, K, rule, threshold, multiple, cost, most):
+    def __init__(self, n, K, rule, threshold, multiple, cost, ahead, most):
         self.n, self.K, self.rule = n, K, rule
         self.threshold, self.multiple, self.cost, self.most = threshold, multiple, cost, most
+        self.ahead = ahead
+        self.ready = []  # batches that are still to be drawn from the last look's candidates
         self.left = set(range(n))  # of the present pass
         self.gate, self.trained = Moments(), Moments()
         self.open = threshold == 0
@@ -356,7 +358,8 @@ class Oracle:
     def pays(self, did_look):
         left = 1 / self.tau**2
         gain = 1 / (left + (1 - left) / self.multiple)
-        need = 1 + self.multiple * self.cost
+        scored = (self.ahead + self.multiple - 1) / self.ahead if self.under_way else self.multiple
+        need = 1 + scored * self.cost
         return did_look if nearly(gain, need) else gain > need
 
     def decide(self, sampler):
@@ -376,12 +379,16 @@ class Oracle:
         self.count["draws"] += 1
         indices = draw.indices.numpy()
         assert ((indices >= 0) & (indices < self.n)).all()
-        look = asked is not None and self.pays(bool(asked))
+        look = asked is not None and not self.ready and self.pays(bool(asked))
         reshuffled = look and (self.under_way or not self.decide(sampler))
         look = look and not (reshuffled and len(self.left) <= self.K)  # too few left to choose from
         assert bool(asked) == look
         if look:
-            ratios, p_ratios = self._looked(draw, indices, sampler, reshuffled, *asked)
+            self._look(reshuffled, *asked[0])
+        chosen = asked is not None and bool(self.ready)
+        assert draw.learned == chosen
+        if chosen:
+            ratios, p_ratios = self._chosen(draw, indices)
         else:
             ratios = p_ratios = self._batch(indices, sampler)
         close(draw.probabilities.numpy(), p_ratios / self.n)
@@ -389,7 +396,7 @@ class Oracle:
         if self.correction != 1:
             weights /= weights.mean()
         close(draw.weights.numpy(), weights)
-        self.awaited[draw.number] = Awaited(draw, ratios, look)
+        self.awaited[draw.number] = Awaited(draw, ratios, chosen)
         if len(self.awaited) > self.most:
             del self.awaited[min(self.awaited)]
 
@@ -411,27 +418,38 @@ class Oracle:
                 self.left = set(range(n))
         return ratios
 
-    def _looked(self, draw, indices, sampler, reshuffled, call):
-        """The candidates are from p, or the next of a pass that goes on by K."""
-        candidates, scores = call
-        B = min(self.multiple * self.K, self.n)
+    def _look(self, reshuffled, candidates, scores):
+        """The candidates are from p, or the next of a pass that goes on by K for each batch."""
+        K, B, batches, shift = self.K, min(self.multiple * self.K, self.n), self.ahead, None
         r = self.rule.ratios()[candidates]
-        taken = B
         if reshuffled:
-            B, taken, r = min(B, len(self.left)), self.K, np.ones(len(candidates))
-            assert len(set(candidates.tolist())) == B
+            batches = min(batches, (len(self.left) - 1) // K)  # the last of the pass is taken as it is
+            shift, r = K, np.ones(len(candidates))
+            assert len(set(candidates.tolist())) == len(candidates)
+            assert len(candidates) == min((batches - 1) * K + B, len(self.left))
             assert set(candidates.tolist()) <= self.left
-            self.left -= set(candidates[: self.K].tolist())
-            self.count["reshuffled"] += 1
-        assert len(candidates) == B
-        a = np.minimum(scores, 1e100) / r**self.correction
-        g = 0.9 * a / a.sum() + 0.1 / B if a.any() else np.full(B, 1 / B)
+            self.left -= set(candidates[: batches * K].tolist())
+        else:
+            assert len(candidates) == batches * B
+        for k in range(batches):
+            first = k * (shift or B)
+            among = np.arange(first, min(first + B, len(candidates)))
+            a = np.minimum(scores[among], 1e100) / r[among] ** self.correction
+            g = 0.9 * a / a.sum() + 0.1 / len(a) if a.any() else np.full(len(a), 1 / len(a))
+            taken = among[: shift or B]
+            self._scatter(r[taken], scores[taken])
+            ratios = dict(zip(among.tolist(), r[among] * len(a) * g, strict=True))
+            self.ready.append((candidates, r, ratios, reshuffled))
+        for first in range(0, len(candidates), B):
+            part = slice(first, first + B)
+            self._teach(candidates[part], r[part], scores[part])
+
+    def _chosen(self, draw, indices):
+        candidates, r, ratios, reshuffled = self.ready.pop(0)
         self.count["looks"] += 1
-        self._scatter(r[:taken], scores[:taken])
-        self._teach(candidates, r, scores)
+        self.count["reshuffled"] += reshuffled
         assert np.array_equal(candidates[draw.positions], indices)
-        assert draw.learned
-        return r[draw.positions] * B * g[draw.positions], r[draw.positions]
+        return np.array([ratios[j] for j in draw.positions.tolist()]), r[draw.positions]
 
     def _scatter(self, ratios, scores):
         a = np.minimum(scores / ratios, 1e100)
@@ -518,7 +536,7 @@ class Sequence:
         gate = self.one_of(None, 0.0, 0.5, 1.0, 1.1, 1.1, 1.5)
         default = dense is DenseCalibrated and weights is None and rng.random() < 0.5
         cost = self.one_of(1e-3, 0.1, 10.0)
-        multiple = int(rng.integers(2, 5))
+        multiple, ahead = int(rng.integers(2, 5)), self.one_of(1, 1, 2, 4)
         rule = dense(n, K, weights)
         self.make = lambda: adambs.BanditSampler(
             n,
@@ -528,7 +546,7 @@ class Sequence:
             stratified=self.stratified,
             initial_weights=weights,
             gate=gate,
-            candidates=adambs.Candidates(multiple, cost),
+            candidates=adambs.Candidates(multiple, cost, ahead),
             feedback=self.policy,
         )
         self.stratified = bool(rng.random() < 0.3)
@@ -537,7 +555,7 @@ class Sequence:
         most = self.one_of(self.sampler.awaited.most, 3)
         self.sampler.awaited.most = most
         threshold = gate if gate is not None else (1.1 if default else 0.0)
-        self.oracle = Oracle(n, K, rule, threshold, multiple, cost, most)
+        self.oracle = Oracle(n, K, rule, threshold, multiple, cost, ahead, most)
         self.scale = self.one_of(1e-6, 1.0, 1.0, 1e6)
         self.truth = self.scale * rng.gamma(0.3, 1.0, n)
         self.gone: list[adambs.Draw] = []  # draws that may not come back

@@ -57,6 +57,9 @@ def test_worth_is_the_minimiser_of_the_second_moment():
 
     best = minimize(second_moment, np.zeros(3), tol=1e-12).x
     np.testing.assert_allclose(worth.p(), np.exp(best) / np.exp(best).sum(), rtol=1e-3)  # the prior
+    reduction = (shares * squares).sum() / second_moment(best)
+    assert worth.variance_reduction() == pytest.approx(reduction, rel=1e-3)
+    assert Worth(shares, 0.1, 100).variance_reduction() == pytest.approx(1)  # nothing is known
 
 
 def test_old_scores_fade():
@@ -85,7 +88,9 @@ def test_the_weighted_mean_is_unbiased_for_the_mixture():
     p = stream.probabilities()
     assert p["large"] > 0.7  # a share of one half
     assert p["huge"] < 0.15
-    assert stream.numbers("bandit/")["bandit/p/large"] == p["large"]
+    numbers = stream.numbers("bandit/")
+    assert numbers["bandit/p/large"] == p["large"]
+    assert numbers["bandit/variance_reduction"] == stream.worth.variance_reduction() > 1.1
     naive = np.random.default_rng(0).choice(3, p=[0.25, 0.5, 0.25], size=(600, 16))
     assert found.std() < 0.5 * np.array(means)[naive].mean(1).std()  # far less noise than the mixture itself
 

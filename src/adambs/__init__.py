@@ -32,7 +32,7 @@ from adambs.streams import BanditStream
 from adambs.suspects import Suspect
 from adambs.trees import SumTree
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "VRB",

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import carray
 from numpy.typing import NDArray
 
-from adambs._jit import kernel
+from adambs._jit import kernel, pointer
 
 # The smallest float of full precision. Dividing by less may overflow.
 SMALLEST_NORMAL = sys.float_info.min
@@ -119,9 +120,10 @@ def copied_vector(name: str, values: Any, length: int) -> tuple[NDArray[np.float
             and values.dtype in _PLAIN
             and values.shape == (length,)
             and values.is_contiguous()
+            and not values.is_neg()
         ):  # what scores are like, without a look at all that they might be
             copy = np.empty(length)
-            return copy, _copy(values.numpy(force=True), copy)
+            return copy, _copy_from(values.data_ptr(), values.dtype is torch.float64, copy)
         if values.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values: give a real tensor")
         if values.dtype.is_complex:
@@ -168,6 +170,14 @@ def _copy(array: NDArray[Any], copy: NDArray[np.float64]) -> int:
         if bad < 0 and not (0.0 <= copy[k] < np.inf):
             bad = k
     return bad
+
+
+@kernel
+def _copy_from(address: int, double: bool, copy: NDArray[np.float64]) -> int:
+    """:func:`_copy` of float64 or float32 at this address."""
+    if double:
+        return _copy(carray(pointer(address), copy.shape, np.float64), copy)
+    return _copy(carray(pointer(address), copy.shape, np.float32), copy)
 
 
 def losses(losses: Any, K: int) -> None:

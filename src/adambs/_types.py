@@ -12,4 +12,4 @@ State = Mapping[str, Any]
 """What a ``state_dict`` returns: tensors and plain numbers, by name."""
 
 # numpy makes an array of a dtype sooner than one of a type.
-INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+INT64 = np.dtype(np.int64)

@@ -53,10 +53,15 @@ class Candidates:
     Args:
         multiple: m.
         cost: c, if it is not to be measured. It also stands when a state with another cost is loaded.
+        ahead: for how many steps a look chooses. Their candidates are scored at once, in one larger batch:
+            ``ahead`` x m x K of them from p, (``ahead`` + m - 1) x K in a reshuffled pass, where otherwise
+            each would be scored m times. The scores are then up to ``ahead`` - 1 steps old, and the choice
+            is as unbiased: it needs some scores, not the present ones.
     """
 
-    def __init__(self, multiple: int = 3, cost: float | None = None) -> None:
+    def __init__(self, multiple: int = 3, cost: float | None = None, ahead: int = 1) -> None:
         self.multiple = _check.whole("multiple", multiple, least=2)
+        self.ahead = _check.whole("ahead", ahead, least=1)
         self._given = cost is not None
         self._cost = None if cost is None else _check.positive("cost", cost)
         self.scatter = Scatter()
@@ -84,24 +89,28 @@ class Candidates:
         """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
         return self.scatter.tau
 
-    def pays(self) -> bool:
-        """Whether to look this time."""
+    def pays(self, in_a_pass: bool = False) -> bool:
+        """Whether to look this time, or in a pass that is under way."""
+        scored = (self.ahead + self.multiple - 1) / self.ahead if in_a_pass else self.multiple
         if self._cost is not None:
-            return self.gain > 1 + self.multiple * self._cost
-        return len(self._step_seconds) == _STEPS and self.gain > 1 + self.multiple * _CHEAP
+            return self.gain > 1 + scored * self._cost
+        return len(self._step_seconds) == _STEPS and self.gain > 1 + scored * _CHEAP
 
     def entered(self) -> None:
         """A draw begins that may look: what has passed since :meth:`left` was a step."""
         if self._cost is None and self._left_at is not None:
             self._step_seconds.append(time.perf_counter() - self._left_at)
 
-    def looked(self, seconds: float, agreed: Callable[[float], float] = float) -> None:
-        """A look took so long. When there are enough of them, the cost is recorded, as is ``agreed`` on."""
+    def looked(self, seconds: float, share: float, agreed: Callable[[float], float] = float) -> None:
+        """To score K examples took ``seconds`` x ``share`` in a look.
+
+        When there are enough looks, the cost is recorded, as is ``agreed`` on.
+        """
         if self._cost is None:
-            self._look_seconds.append(seconds)
+            self._look_seconds.append(seconds * share)
             if len(self._look_seconds) == _LOOKS:
                 ratio = statistics.median(self._look_seconds) / statistics.median(self._step_seconds)
-                self._cost = agreed(max(ratio / self.multiple, 1e-6))
+                self._cost = agreed(max(ratio, 1e-6))
 
     def left(self) -> None:
         """The draw is done: what follows until the next is the step."""
@@ -110,7 +119,7 @@ class Candidates:
 
     def settings(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
-        return {"multiple": self.multiple}
+        return {"multiple": self.multiple, "ahead": self.ahead}
 
     def state_dict(self) -> dict[str, Any]:
         """The cost, or what is known of it, and the scatter."""
@@ -124,7 +133,7 @@ class Candidates:
     def with_state(self, state: State) -> "Candidates":
         """One like this, in a state from :meth:`state_dict`; or an error. A given cost is kept."""
         saved = None if _check.entry(state, "cost") is None else _check.number(state, "cost", 1e-300)
-        new = Candidates(self.multiple, self._cost if self._given else saved)
+        new = Candidates(self.multiple, self._cost if self._given else saved, self.ahead)
         new._given = self._given
         new.scatter = self.scatter.with_state(state)
         new._look_seconds = _check.numbers(state, "look_seconds", most=_LOOKS)
@@ -132,7 +141,7 @@ class Candidates:
         return new
 
     def __repr__(self) -> str:
-        return f"Candidates(multiple={self.multiple}, cost={self._cost})"
+        return f"Candidates(multiple={self.multiple}, cost={self._cost}, ahead={self.ahead})"
 
 
 def choose(

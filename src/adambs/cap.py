@@ -29,14 +29,15 @@ class Cap:
 
     def __init__(self, factor: float) -> None:
         self.factor = math.inf if factor == math.inf else _check.at_least("cap", factor, 1.0)
-        self._mean = self._taken = self._all = 0.0
+        self._taken = self._all = 0.0
         self.capped = 0
         """How many weights were lowered."""
+        self._set_mean(0.0)
 
-    @property
-    def limit(self) -> float:
+    def _set_mean(self, mean: float) -> None:
+        self._mean = mean
+        self.limit = self.factor * mean if mean > 0 else math.inf
         """What weight x score may be in the next draw; infinite before anything is known."""
-        return self.factor * self._mean if self._mean > 0 else math.inf
 
     @property
     def taken(self) -> float:
@@ -47,7 +48,7 @@ class Cap:
         """Learn from a draw of this limit, infinite if no weights were lowered. O(K)."""
         mean, capped, taken = _moments(ratios, scores, limit)
         decay = _DECAY if self._mean > 0 else 0.0
-        self._mean = decay * self._mean + (1 - decay) * mean
+        self._set_mean(decay * self._mean + (1 - decay) * mean)
         self._all = min(self._all + mean * len(scores), 1e300)
         if capped:
             self.capped += capped
@@ -60,7 +61,8 @@ class Cap:
     def with_state(self, state: State) -> "Cap":
         """One like this, in a state from :meth:`state_dict`; or an error."""
         new = Cap(self.factor)
-        new._mean, new.capped = _check.number(state, "mean"), _check.count(state, "capped")
+        new._set_mean(_check.number(state, "mean"))
+        new.capped = _check.count(state, "capped")
         new._taken, new._all = _check.number(state, "taken"), _check.number(state, "all")
         return new
 

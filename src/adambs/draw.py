@@ -5,11 +5,11 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numba import carray
 
 from adambs import _check
-from adambs._jit import kernel
-from adambs._types import FLOAT32, INT64, Floats, Indices
+from adambs._jit import kernel, pointer
+from adambs._types import Floats, Indices
 from adambs.cap import capped_shares
 from adambs.carried import HALF, Carried
 
@@ -29,6 +29,7 @@ class Draw:
 
     __slots__ = (
         "_cut",
+        "_dotted",
         "_even",
         "_index_tensor",
         "_indices",
@@ -78,7 +79,7 @@ class Draw:
         self._index_tensor: torch.Tensor | None = None
         self._share_tensor: torch.Tensor | None = None
         self._moved_shares: dict[Any, torch.Tensor] | None = None
-        self._even = self._weighted = False
+        self._even = self._weighted = self._dotted = False
         self.positions = None
         self._cut: _Cut | None = None
 
@@ -129,9 +130,11 @@ class Draw:
 
     def _prepare(self) -> None:
         """What nearly every step asks for, in one call of compiled code."""
-        indices, shares = np.empty(len(self._indices), INT64), np.empty(len(self._indices), FLOAT32)
-        self._even = _prepare(self._indices, self._ratios, indices, shares)
-        self._index_tensor, self._share_tensor = torch.from_numpy(indices), torch.from_numpy(shares)
+        K = len(self._indices)
+        indices, shares = torch.empty(K, dtype=torch.int64), torch.empty(K, dtype=torch.float32)
+        self._even = _prepare(self._indices, self._ratios, indices.data_ptr(), shares.data_ptr())
+        self._index_tensor, self._share_tensor = indices, shares
+        self._dotted = not self._even and self._cut is None and self.correction == 1.0
 
     @property
     def probabilities(self) -> torch.Tensor:
@@ -186,6 +189,16 @@ class Draw:
         Of a part of a batch of B examples that W processes share: (W/B) sum_k losses[k] / (n p_k), so that
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
+        if (
+            self._dotted
+            and scores is None
+            and type(losses) is torch.Tensor
+            and losses.dtype is torch.float32
+            and losses.is_cpu
+            and losses.shape == self._share_tensor.shape  # type: ignore[union-attr]
+        ):  # what nearly every step asks for
+            self._weighted = True
+            return torch.dot(losses, self._share_tensor)  # type: ignore[arg-type]
         _check.losses(losses, len(self._indices))
         self._weighted = True
         if self._cut is not None:
@@ -203,7 +216,7 @@ class Draw:
 
     def _shares(self, like: torch.Tensor) -> torch.Tensor:
         """weights / K on the device of ``like``, made once. No device waits for the copy."""
-        if like.dtype is torch.float32 and like.is_cpu and self._cut is None and self.correction == 1.0:
+        if self._dotted and like.dtype is torch.float32 and like.is_cpu:
             return self._share_tensor  # type: ignore[return-value]  # prepared by `even`
         if self._moved_shares is None:
             self._moved_shares = {}
@@ -323,8 +336,10 @@ def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | No
 
 
 @kernel
-def _prepare(indices: Indices, ratios: Floats, copy: Indices, shares: NDArray[np.float32]) -> bool:
+def _prepare(indices: Indices, ratios: Floats, copy_at: int, shares_at: int) -> bool:
     """Copy the indices, fill in 1 / (K r), the usual weights, and tell whether all r are one."""
+    copy = carray(pointer(copy_at), indices.shape, np.int64)
+    shares = carray(pointer(shares_at), indices.shape, np.float32)
     even = True
     for k in range(len(ratios)):
         copy[k] = indices[k]

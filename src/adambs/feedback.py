@@ -181,8 +181,9 @@ class Automatic(Policy):
 
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """As the one that fits."""
-        late = isinstance(scores, torch.Tensor) and not (scores.is_cpu or scores.is_meta)
-        return (_LATE if late else _AT_ONCE).begin(draw, scores, awaited, skipped)
+        if isinstance(scores, torch.Tensor) and not (scores.is_cpu or scores.is_meta):
+            return _LATE.begin(draw, scores, awaited, skipped)
+        return _AT_ONCE.begin(draw, scores, awaited, skipped)
 
 
 class Gathered(Policy):

@@ -64,12 +64,6 @@ class Fetcher(Dataset[Any]):
             return self.dataset.__getitems__(indices.tolist())
         return [self.dataset[i] for i in indices.tolist()]
 
-    def some(self, examples: Any, positions: Indices) -> Any:
-        """Those at ``positions`` of what :meth:`examples` has returned."""
-        if self._tensors is not None:
-            return tuple(tensor[positions] for tensor in examples)
-        return [examples[k] for k in positions.tolist()]
-
     def candidates(self, indices: Indices, epoch: int, batch: int, positions: Iterable[int]) -> Any:
         """Examples whose random numbers depend on their own positions: the same whichever process asks."""
         if self._tensors is not None:

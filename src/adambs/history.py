@@ -2,10 +2,11 @@
 
 For each example, in one record of 32 bytes::
 
-    visits   last   mean   squares   slope   learned_at   forgotten   last_loss   mean_loss
-    uint32   f32    f32    f32       f32     uint16       uint16      f32         f32
+    visits   last   learned_at   forgotten   mean   squares   slope   excess   last_loss   mean_loss
+    uint32   16     uint8        uint8       f32    f32       f32     f32      f32         f32
 
-A step touches the K records of its draw and no others: O(K), whatever n is.
+``last`` is the upper half of a float32, rounded; a score has no sign, so the first bit says whether it was
+below ``learned``. A step touches the K records of its draw and no others: O(K), whatever n is.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +27,13 @@ from adambs.sampler import BanditSampler
 from adambs.suspects import Suspect, easiest, ranked
 
 # The form of a state.
-_FORMAT = 1
+_FORMAT = 2
 
 # Beyond this a score or a loss counts as this: squares of it, and their sums, are finite as float32.
 _LARGEST = 1e15
+
+# A sum of weighted losses, or of weights, is below this.
+_HUGE = 1e40
 
 # Losses wait here for the scores of their draw. A draw may never come back: so many wait at most.
 _MOST_WAITING = 1024
@@ -37,17 +41,20 @@ _MOST_WAITING = 1024
 _RECORD = np.dtype(
     [
         ("visits", np.uint32),
-        ("last", np.float32),
+        ("last", np.uint16),
+        ("learned_at", np.uint8),
+        ("forgotten", np.uint8),
         ("mean", np.float32),
         ("squares", np.float32),
         ("slope", np.float32),
-        ("learned_at", np.uint16),
-        ("forgotten", np.uint16),
+        ("excess", np.float32),
         ("last_loss", np.float32),
         ("mean_loss", np.float32),
     ]
 )
-_MOST_COUNTED = 2**16 - 1
+
+# What is usual is a mean over all examples, in which each step counts this much less than the next.
+_FADING = 0.95
 
 Table = dict[str, NDArray[Any]]
 _Waiting = Floats | Gathering | Callable[[], torch.Tensor]
@@ -78,6 +85,7 @@ class History:
         self.learned = _check.positive("learned", learned)
         self.with_losses = bool(with_losses)
         self._records = np.zeros(self.n, _RECORD)  # the system hands out zeros as they are first written
+        self._usual = (0.0, 0.0)  # weighted sums of the last steps: of the losses (or scores), and of ones
         self._losses: dict[int, _Waiting] = {}
         self._sampler: BanditSampler | None = None
 
@@ -128,7 +136,7 @@ class History:
                 f"history is of {self.n} examples and the draw of {draw.n}: use History({draw.n})"
             )
         if not self.with_losses:
-            _observe(self._records, draw._indices, scores, scores, False, self.learned)
+            self._observe(draw, scores, scores)
             return
         waiting = self._losses.pop(draw.number, None)
         if waiting is None:
@@ -140,15 +148,37 @@ class History:
             waiting = _finite(waiting.wait()[1], draw)
         elif callable(waiting):
             waiting = _finite(waiting().double().numpy(), draw)
-        _observe(self._records, draw._indices, scores, waiting, True, self.learned)
+        self._observe(draw, scores, waiting)
+
+    def _observe(self, draw: Draw, scores: Floats, losses: Floats) -> None:
+        """What was usual at this step, and the visits."""
+        values = np.clip(losses, -_LARGEST, _LARGEST)
+        weights = np.minimum(1 / draw._ratios, _LARGEST)  # of an unbiased mean over all examples
+        total, count = self._usual
+        total = _FADING * total + float(weights @ values)
+        count = _FADING * count + float(weights.sum())
+        self._usual = total, count
+        kept = np.minimum(scores, _LARGEST).astype(np.float32)
+        last = ((kept.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+        _observe(
+            self._records,
+            draw._indices,
+            kept,
+            last,
+            values,
+            total / count,
+            self.with_losses,
+            self.learned,
+        )
 
     def table(self) -> Table:
         """Everything that is known, by name: arrays with an entry for each example. New arrays, O(n).
 
-        ``visits``; of the scores ``last_score``, ``mean_score``, their ``scatter`` (standard deviation) and
+        ``visits``; of the scores ``last_score`` (to a third digit), ``mean_score``, their ``scatter`` (standard deviation) and
         ``trend`` (slope of the straight line through them, per visit; NaN before the second);
         ``learned_at``, the visit at which it was first learned, 0 if never; ``forgotten``, how often it was
-        learned at one visit and not at the next; ``last_loss`` and ``mean_loss`` if losses are kept. What is
+        learned at one visit and not at the next; ``excess``, the mean over its visits of the loss (of the
+        score, if losses are not kept) minus what was usual among all examples at that step; ``last_loss`` and ``mean_loss`` if losses are kept. What is
         not known of an example that was never visited is NaN.
         """
         self._settle()
@@ -156,15 +186,17 @@ class History:
         visits = r["visits"].astype(np.int64)
         k = visits.astype(np.float64)
         seen = visits > 0
+        last = ((r["last"].astype(np.uint32) & 0x7FFF) << 16).view(np.float32)
         with np.errstate(divide="ignore", invalid="ignore"):
             table: Table = {
                 "visits": visits,
-                "last_score": np.where(seen, r["last"], np.nan),
+                "last_score": np.where(seen, last, np.nan),
                 "mean_score": np.where(seen, r["mean"], np.nan),
                 "scatter": np.sqrt(np.where(seen, r["squares"], np.nan) / k),
                 "trend": np.where(visits > 1, r["slope"] / (k * (k * k - 1) / 12), np.nan),
                 "learned_at": r["learned_at"].astype(np.int64),
                 "forgotten": r["forgotten"].astype(np.int64),
+                "excess": np.where(seen, r["excess"], np.nan),
             }
         if self.with_losses:
             table["last_loss"] = np.where(seen, r["last_loss"], np.nan)
@@ -198,17 +230,21 @@ class History:
             return
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
-    def suspects(self, *, labels: Any = None, k: int = 100) -> list[Suspect]:
+    def suspects(self, *, labels: Any = None, k: int = 100, final: Any = None) -> list[Suspect]:
         """The k examples whose labels are most worth a second look, each with a reason. O(n log n).
 
-        They are hard, rare or mislabelled: which of these, only a look can tell. Each is compared with its
-        own class, so that a rare class is not accused as such.
+        They are hard, rare or mislabelled: which of these, only a look can tell.
 
         Args:
-            labels: the class of each example, n whole numbers or words; without them all are one class.
+            labels: the class of each example, n whole numbers or words: each is then compared with its own
+                class, so that a rare class is not accused as such. Without them all are one class.
             k: how many; fewer come back if fewer were visited.
+            final: the losses of all examples (the scores, if the history keeps no losses) under the trained
+                model, from one forward pass over the data, if you have made one.
         """
-        return ranked(self.table(), labels, _check.whole("k", k, least=1))
+        if final is not None:
+            final = _check_final(final, self.n)
+        return ranked(self.table(), labels, _check.whole("k", k, least=1), final)
 
     def easy(self, k: int) -> Indices:
         """The k that taught least: learned, never forgotten, of the smallest mean score. O(n log n)."""
@@ -224,7 +260,8 @@ class History:
         self._settle()
         fields = {name: _as_tensor(self._records[name]) for name in self._fields()}
         settings = {"learned": self.learned, "with_losses": self.with_losses}
-        return {"format": _FORMAT, "n": self.n, **settings, "records": fields}
+        usual = dict(zip(("usual_sum", "usual_count"), self._usual, strict=True))
+        return {"format": _FORMAT, "n": self.n, **settings, **usual, "records": fields}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a state from :meth:`state_dict`, or raise ``ValueError`` and keep the old one."""
@@ -235,20 +272,19 @@ class History:
         for name, ours in (("learned", self.learned), ("with_losses", self.with_losses)):
             if _check.entry(state, name) != ours:
                 raise ValueError(f"state has {name} = {state[name]!r}, this history {ours!r}: build it alike")
+        usual = _check.number(state, "usual_sum", -_HUGE, _HUGE), _check.number(state, "usual_count", 0, _HUGE)
         fields, records = _check.mapping(state, "records"), np.zeros(self.n, _RECORD)
         for name in self._fields():
             whole = _RECORD[name].kind == "u"
-            bounds = (
-                (0, _MOST_COUNTED if _RECORD[name].itemsize == 2 else 2**32 - 1) if whole else (None, None)
-            )
+            bounds = (0, 256 ** _RECORD[name].itemsize - 1) if whole else (None, None)
             kind = "int64" if whole else "float32"
             records[name] = _check.array(fields, name, (self.n,), kind, *bounds, path="state['records']")
         bad = ~(np.isfinite(records["mean"]) & (records["squares"] >= 0) & np.isfinite(records["squares"]))
-        bad |= ~(np.isfinite(records["slope"]) & (records["last"] >= 0) & np.isfinite(records["mean_loss"]))
+        bad |= ~(np.isfinite(records["slope"]) & np.isfinite(records["excess"]) & np.isfinite(records["mean_loss"]))
         bad |= records["learned_at"] > records["visits"]
         if bad.any():
             raise ValueError(f"state['records'] is damaged: example {int(bad.argmax())} cannot be like that")
-        self._records = records
+        self._records, self._usual = records, usual
         self._losses.clear()
 
     def _fields(self) -> tuple[str, ...]:
@@ -282,34 +318,59 @@ def _finite(losses: Floats, draw: Draw) -> Floats:
     return losses
 
 
+def _check_final(final: Any, n: int) -> Floats:
+    if isinstance(final, torch.Tensor):
+        final = final.numpy(force=True)
+    values = np.asarray(final)
+    if values.shape != (n,) or values.dtype.kind != "f":
+        raise ValueError(
+            f"final must be {n} floats, one an example of the history, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"final[{int(np.argmin(np.isfinite(values)))}] is not finite")
+    return values.astype(np.float64)
+
+
 @kernel
 def _observe(
-    records: NDArray[Any], indices: Indices, scores: Floats, losses: Floats, with_losses: bool, learned: float
+    records: NDArray[Any],
+    indices: Indices,
+    scores: NDArray[np.float32],
+    last: NDArray[np.uint16],
+    losses: Floats,
+    usual: float,
+    with_losses: bool,
+    learned: float,
 ) -> None:
     """A visit to each of ``indices``, one after the other: whoever was drawn twice was visited twice.
 
     With x = 1, 2, ... the number of the visit and y the score (Welford): the mean m moves by (y - m_old) / k,
     the sum of squares around it grows by (y - m_old)(y - m_new), and that of (x - mean x)(y - mean y) by
-    (k - k/2)(y - m_new), for the mean of 1 ... k-1 is k/2. Arithmetic in float64, rounded to float32.
+    (k - k/2)(y - m_new), for the mean of 1 ... k-1 is k/2. The excess is a mean in which the first visit
+    counts 0.3, for the model had hardly been trained then, and the others 1. Arithmetic in float64, rounded to float32.
     """
     for i in range(indices.shape[0]):
         j = indices[i]
-        y = np.float64(np.float32(min(scores[i], 1e15)))
+        y = np.float64(scores[i])
         k = np.int64(records[j].visits) + 1
         old = np.float64(records[j].mean)
         new = old + (y - old) / k
-        if y < learned:
+        low = y < learned
+        if low:
             if records[j].learned_at == 0:
-                records[j].learned_at = min(k, 65535)
-        elif k > 1 and np.float64(records[j].last) < learned and records[j].forgotten < 65535:
+                records[j].learned_at = min(k, 255)
+        elif k > 1 and records[j].last & 0x8000 and records[j].forgotten < 255:
             records[j].forgotten += 1
         records[j].visits = k
         records[j].mean = new
         records[j].squares = np.float64(records[j].squares) + max((y - old) * (y - new), 0.0)
         records[j].slope = np.float64(records[j].slope) + 0.5 * k * (y - new)
-        records[j].last = y
+        records[j].last = last[i] | 0x8000 if low else last[i]
+        counts = 1.0 if k > 1 else 0.3
+        before = np.float64(records[j].excess)
+        records[j].excess = before + counts / (k - 0.7) * (losses[i] - usual - before)
         if with_losses:
-            loss = max(min(losses[i], 1e15), -1e15)
-            records[j].last_loss = loss
+            records[j].last_loss = losses[i]
             before = np.float64(records[j].mean_loss)
-            records[j].mean_loss = before + (loss - before) / k
+            records[j].mean_loss = before + (losses[i] - before) / k

@@ -203,6 +203,7 @@ class _Tickets:
         self, sampler: BanditSampler, fetcher: Fetcher, score: Callable[[Any], Any] | None, length: int
     ) -> None:
         self._sampler, self._fetcher, self._score, self._length = sampler, fetcher, score, length
+        self._last_look: _Look | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -216,47 +217,63 @@ class _Tickets:
             look = None if self._score is None else _Look(self._fetcher, self._score, epoch.number, batch)
             draw = self._sampler.draw_after(look)
             epoch.ahead.append(draw.whole)  # to be saved: another number of processes may go on with it
-            fetched = None if look is None else look.chosen(draw)
+            if look is not None and look.candidates is not None:
+                self._last_look = look
+            fetched = None if draw.positions is None or self._fetcher.in_memory else self._chosen(draw)
             yield Ticket(epoch.number, batch, draw.alone(), fetched)
+
+    def _chosen(self, draw: Draw) -> list[Any]:
+        """The examples of a batch that a look has chosen, now or some steps ago, as they were scored."""
+        ready, look = self._sampler.ready, self._last_look
+        if look is None or look.candidates is not ready.candidates:  # it was before a state was loaded
+            look = self._last_look = _Look(self._fetcher, self._score, *ready.looked_at)
+            look.fetch_again(ready.candidates, alone=draw.whole is draw)
+        return look.chosen(draw, [choice.positions for choice in ready.choices])
 
 
 class _Look:
-    """Fetches candidates once, scores them, and keeps them for the batch that is chosen among them.
+    """Fetches candidates once, scores them, and keeps those that are chosen until their batches are due.
 
     One of several processes fetches its part of the candidates. What is chosen among the others' it fetches
     again, as they have seen it.
     """
 
-    def __init__(self, fetcher: Fetcher, score: Callable[[Any], Any], epoch: int, batch: int) -> None:
+    def __init__(self, fetcher: Fetcher, score: Callable[[Any], Any] | None, epoch: int, batch: int) -> None:
         self._fetcher, self._score, self._epoch, self._batch = fetcher, score, epoch, batch
-        self._fetched: Any = None
-        self._candidates: Draw | None = None
+        self._kept: dict[int, Any] = {}
+        self.candidates: Indices | None = None
+        """Those of all processes, once they were scored."""
 
     def __call__(self, candidates: Draw) -> Any:
         with self._fetcher.seeded(self._epoch, self._batch, candidates.start):
             if candidates.whole is candidates:
-                self._fetched = self._fetcher.examples(candidates._indices)
+                examples = self._fetcher.examples(candidates._indices)
             else:
                 positions = range(candidates.start, candidates.start + len(candidates))
-                self._fetched = self._again(candidates._indices, positions)
-            batch = self._fetcher.collated(self._fetched)
-        self._candidates = candidates
-        return self._score(batch)
+                examples = self._again(candidates._indices, positions)
+            batch = self._fetcher.collated(examples)
+        scores = self._score(batch)  # type: ignore[misc]  # without a score nobody looks
+        if not self._fetcher.in_memory:
+            self._kept = dict(enumerate(examples, candidates.start))
+        self.candidates = candidates.whole._indices
+        return scores
 
-    def chosen(self, draw: Draw) -> Any:
-        """The chosen examples, if there was a look."""
-        if draw.positions is None or self._candidates is None:
-            return None
-        if draw.whole is draw:
-            return self._fetcher.some(self._fetched, draw.positions)
-        positions, start = draw.positions.tolist(), self._candidates.start
-        if self._fetcher.in_memory:
-            return self._again(draw._indices, positions)
-        ours = range(start, start + len(self._candidates))
-        return [
-            self._fetched[j - start] if j in ours else self._again(draw._indices[k : k + 1], [j])[0]
-            for k, j in enumerate(positions)
+    def fetch_again(self, candidates: Indices, *, alone: bool) -> None:
+        """Those of a look before a state was saved. One of several processes waits for what it needs."""
+        if alone:
+            with self._fetcher.seeded(self._epoch, self._batch, 0):
+                self._kept = dict(enumerate(self._fetcher.examples(candidates)))
+        self.candidates = candidates
+
+    def chosen(self, draw: Draw, later: list[Indices]) -> list[Any]:
+        """The chosen examples. After this batch, those at the positions ``later`` will be asked for."""
+        found = [
+            self._kept[j] if j in self._kept else self._again(draw._indices[k : k + 1], [j])[0]
+            for k, j in enumerate(draw.positions.tolist())  # type: ignore[union-attr]
         ]
+        wanted = {j for positions in later for j in positions.tolist()}
+        self._kept = {j: example for j, example in self._kept.items() if j in wanted}
+        return found
 
     def _again(self, indices: Indices, positions: Iterable[int]) -> Any:
         return self._fetcher.candidates(indices, self._epoch, self._batch, positions)

@@ -30,7 +30,8 @@ class RunningMeans(ABC):
     def __init__(self, first: float = 0.0, second: float = 0.0) -> None:
         self._means = (first, second)
         self._waiting: list[tuple[Floats, Floats]] = []
-        self._examples = 0
+        self._most = 1  # batches that may wait, for batches of at most so many scores
+        self._largest = 0
 
     @staticmethod
     @abstractmethod
@@ -43,16 +44,17 @@ class RunningMeans(ABC):
 
     def add(self, ratios: Floats, scores: Floats) -> None:
         """Learn from a batch, now or later. Neither array may change any more."""
-        self._waiting.append((ratios, scores))
-        self._examples += len(scores)
-        if len(self._waiting) >= _MOST_WAITING or self._examples >= _MOST_EXAMPLES:
+        waiting = self._waiting
+        waiting.append((ratios, scores))
+        if len(waiting) >= self._most or len(scores) > self._largest:
             self._catch_up()
+            self._largest = max(self._largest, len(scores))
+            self._most = max(1, min(_MOST_WAITING, _MOST_EXAMPLES // max(self._largest, 1)))
 
     def _catch_up(self) -> None:
         for ratios, scores in self._waiting:
             self.mix(*self.of_batch(ratios, scores))
         self._waiting.clear()
-        self._examples = 0
 
     def mix(self, first: float, second: float) -> None:
         """Learn from the two means of a batch."""

@@ -65,7 +65,7 @@ class BanditOptimizer(torch.optim.Optimizer):
         base_step = _base_step(type(self))  # type: ignore[arg-type]  # classes are hashable
         if self.clip is not None:
             base_step = self.clip.around(base_step)
-        if callable(draw) and not isinstance(draw, torch.Tensor):
+        if type(draw) is not Draw and callable(draw) and not isinstance(draw, torch.Tensor):
             draw, closure = None, draw
         if draw is None:
             if scores is not None:
@@ -94,7 +94,7 @@ class BanditOptimizer(torch.optim.Optimizer):
         return loss
 
     def _check(self, draw: Draw | int | torch.Tensor, scores: Scores) -> Report:
-        if callable(scores) and not isinstance(scores, torch.Tensor):
+        if not isinstance(scores, torch.Tensor) and callable(scores):
             scores = scores()
         skipped = getattr(self, "found_inf", None)  # of a GradScaler that lets a fused step skip itself
         return self.sampler.check(draw, scores, skipped)

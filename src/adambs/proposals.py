@@ -1,7 +1,7 @@
 """Where indices come from: passes over all examples in a random order, or independent draws from a rule."""
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -139,6 +139,20 @@ Proposal = tuple[Indices, Floats, bool]
 least the first of them)."""
 
 
+class Window(NamedTuple):
+    """Candidates for some batches to come."""
+
+    indices: Indices
+    ratios: Floats
+    """n times the probability of each."""
+    reshuffled: bool
+    """Whether they are the next ones of a pass."""
+    parts: list[slice]
+    """Those to choose from, for each batch."""
+    taken: list[slice]
+    """Those that decisions may depend on: from p all, of a pass what the batches take of it."""
+
+
 class Sources:
     """Where examples come from: a pass that has to be finished first, else p if it pays, else a new pass."""
 
@@ -155,8 +169,10 @@ class Sources:
 
     def batch(self, K: int) -> Proposal:
         """K examples to train on. Where a pass ends within a batch, the choice is made again."""
-        if not self.pass_is_due():
-            indices, ratios = self._from_rule(K)
+        if self.passes.position == 0 and self.gate.decide():  # no pass is due
+            indices, ratios = self.rule.draw(
+                (self.random.stratified if self.stratified else self.random.uniform)(K)
+            )
             return indices, ratios, False
         indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
         missing = K - len(indices)
@@ -165,19 +181,28 @@ class Sources:
             indices = np.concatenate([indices, more])
         return indices, ratios, True
 
-    def candidates(self, K: int, B: int) -> Proposal | None:
-        """B examples to choose K from; None if a pass has too few left to choose from.
+    def candidates(self, K: int, B: int, ahead: int) -> Window | None:
+        """B examples to choose K from, for each of the next ``ahead`` batches.
 
-        They are drawn from p or, where a pass is due, they are the next of it, without taking them. Take K
-        of them afterwards, as without a look: when a pass ends must not depend on what it shows, and so it
-        stays unbiased (docs/algorithm.md).
+        They are drawn from p, for each batch its own. Where a pass is due they are the next of it, without
+        taking them, and those of successive batches overlap. Take K for each batch afterwards, as without a
+        look: when a pass ends must not depend on what it shows, and so it stays unbiased
+        (docs/algorithm.md). The last batch of a pass has nothing to choose from: None if it is due.
         """
         if not self.pass_is_due():
-            return *self._from_rule(B), False
-        if self.passes.left <= K:
+            self.gate.head_start = max(0, self.gate.head_start - (ahead - 1))  # decided for all of them
+            drawn = [self._from_rule(B) for _ in range(ahead)]
+            indices, ratios = (np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
+            parts = [slice(k * B, (k + 1) * B) for k in range(ahead)]
+            return Window(indices, ratios, False, parts, parts)
+        left = self.passes.left
+        ahead = min(ahead, -(-left // K) - 1)
+        if ahead < 1:
             return None
-        indices = self.passes.peek(min(B, self.passes.left))
-        return indices, np.ones(len(indices)), True
+        indices = self.passes.peek(min((ahead - 1) * K + B, left))
+        parts = [slice(k * K, min(k * K + B, left)) for k in range(ahead)]
+        taken = [slice(k * K, (k + 1) * K) for k in range(ahead)]
+        return Window(indices, np.ones(len(indices)), True, parts, taken)
 
     def position(self) -> tuple[State, tuple[bool, int]]:
         """Where the random stream and the gate stand, for :meth:`rewind`."""

@@ -2,7 +2,6 @@
 
 import copy
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +10,18 @@ import torch
 
 from adambs import _check
 from adambs._types import Floats, Indices
-from adambs.candidates import Candidates, Look, Score, choose
+from adambs.candidates import Candidates, Look, Score
 from adambs.cap import Cap
 from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
 from adambs.epochs import Epochs, InEpochs
-from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report, checked
+from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report
 from adambs.gate import Gate
+from adambs.looking import Looking
 from adambs.mistakes import Mistakes
 from adambs.processes import Processes, fingerprint
 from adambs.proposals import Passes, RandomStream, Sources
+from adambs.ready import Ready
 from adambs.rules.base import Rule
 from adambs.rules.contextual import chosen
 from adambs.states import MadeOfParts
@@ -29,7 +30,7 @@ from adambs.states import MadeOfParts
 _GATE = 1.1
 
 
-class BanditSampler(MadeOfParts, InEpochs):
+class BanditSampler(MadeOfParts, InEpochs, Looking):
     """A distribution p over n examples that learns from the gradient norms of the examples it drew.
 
     Draws are independent and with replacement, as in the paper, as soon as p is worth it (see ``gate``). A
@@ -37,8 +38,8 @@ class BanditSampler(MadeOfParts, InEpochs):
 
     The sampler is wiring. Its parts each do one job and keep their own state: the ``rule`` (how feedback
     changes p), ``random``, ``passes`` (reshuffled batches), ``gate``, ``candidates`` (looking first),
-    ``awaited`` (draws without feedback), ``epochs`` (where a loader stands), ``counters`` and ``cap``. Draws
-    and updates from several threads wait for each other.
+    ``ready`` (what was chosen then), ``awaited`` (draws without feedback), ``epochs`` (where a loader
+    stands), ``counters`` and ``cap``. Draws and updates from several threads wait for each other.
 
     Args:
         n: number of training examples.
@@ -68,7 +69,10 @@ class BanditSampler(MadeOfParts, InEpochs):
             the default one, if there is one at the first draw. See docs/many-processes.md.
     """
 
-    PARTS = ("rule", "random", "passes", "gate", "candidates", "awaited", "epochs", "counters", "cap")
+    PARTS = (
+        *("rule", "random", "passes", "gate", "candidates", "ready"),
+        *("awaited", "epochs", "counters", "cap"),
+    )
 
     def __init__(
         self,
@@ -107,6 +111,7 @@ class BanditSampler(MadeOfParts, InEpochs):
         self.rule.start(self.n, self.batch_size, initial_weights)
         self.random = RandomStream(self.seed)
         self.passes = Passes(self.n, self.seed)
+        self.ready = Ready(self.n, self.batch_size)
         self.awaited = Awaited(self.batch_size)
         self.epochs = Epochs(self.n, self.batch_size)
         self.counters = Counters()
@@ -140,7 +145,9 @@ class BanditSampler(MadeOfParts, InEpochs):
         and whenever it pays (see :class:`Candidates`), some candidates are drawn from p and scored, the rule
         learns from them, and the batch is chosen among them.
         """
-        return self.draw_after(None if score is None else lambda candidates: score(candidates.indices))
+        if score is None:
+            return self.draw_after(None)
+        return self.draw_after(lambda candidates: score(candidates.indices))
 
     def draw_after(self, look: Look | None) -> Draw:
         """As :meth:`draw`, with a function from this process's part of the candidates to their scores."""
@@ -153,7 +160,9 @@ class BanditSampler(MadeOfParts, InEpochs):
                 draw = self._plain()
             else:
                 self.candidates.entered()
-                draw = self._look(look) if self.candidates.pays() else self._plain()
+                if not self.ready.choices and self.candidates.pays(self.passes.under_way):
+                    self._look(look)
+                draw = self._chosen() if self.ready.choices else self._plain()
                 self.candidates.left()
             return draw if self.processes.group is None else self.processes.handed_out(draw)
 
@@ -174,45 +183,20 @@ class BanditSampler(MadeOfParts, InEpochs):
 
     def _plain(self) -> Draw:
         indices, ratios, reshuffled = self._sources.batch(self.batch_size)
-        self.counters.reshuffled += reshuffled
+        if reshuffled:
+            self.counters.reshuffled += 1
         return self._numbered(indices, ratios)
 
     def _numbered(
         self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, learned: bool = False
     ) -> Draw:
         """The draw with the next number, awaited from now on."""
-        more = (self._correction, p_ratios, learned, self.cap.limit)
-        draw = Draw(self.awaited.following, indices, ratios, self.n, *more)
-        self.awaited.add(draw)
+        awaited = self.awaited
+        draw = Draw(
+            awaited.following, indices, ratios, self.n, self._correction, p_ratios, learned, self.cap.limit
+        )
+        awaited.add(draw)
         self.counters.draws += 1
-        return draw
-
-    def _look(self, look: Look) -> Draw:
-        """Candidates are scored and learned from, and the batch is chosen among them."""
-        K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
-        before = self._sources.position()
-        if (proposal := self._sources.candidates(K, B)) is None:
-            return self._plain()
-        indices, ratios, reshuffled = proposal
-        candidates = Draw(self.awaited.following, indices, ratios, self.n)
-        start = time.perf_counter()
-        try:
-            scores = look(self.processes.part(candidates))
-            scores = checked(candidates, self.processes.scores_of_all(candidates, scores))
-        except BaseException:  # a look that fails has not happened
-            self._sources.rewind(before)
-            raise
-        self.candidates.looked(time.perf_counter() - start, self.processes.first)
-        if reshuffled:
-            self.passes.take(K)
-        taken = K if reshuffled else B  # whether to look may depend on what a pass has shown, no more
-        self.candidates.scatter.add(ratios[:taken], scores[:taken])
-        self.counters.looks += 1
-        self.counters.reshuffled += reshuffled
-        positions, chosen = choose(self.random, ratios, scores, K, self._correction)
-        self._teach(candidates, scores)
-        draw = self._numbered(indices[positions], chosen, p_ratios=ratios[positions], learned=True)
-        draw.positions = positions
         return draw
 
     def update(self, draw: DrawOrNumber, scores: Any) -> None:
@@ -249,7 +233,8 @@ class BanditSampler(MadeOfParts, InEpochs):
         if not draw.learned:
             self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
-        self.mistakes.feedback(draw, scores, by_number=by_number)
+        if self.mistakes.watching:
+            self.mistakes.feedback(draw, scores, by_number=by_number)
         for observer in self.observers:
             observer(draw, scores)
 

@@ -31,14 +31,22 @@ class Worth:
 
     def p(self) -> Floats:
         """(1 - u) q m / Σ q m + u q. O(S)."""
+        p = self.shares * np.sqrt(self._means())
+        p = (1 - self._uniform) * p / p.sum() + self._uniform * self.shares
+        return np.asarray(p / p.sum())
+
+    def variance_reduction(self) -> float:
+        """Σ q m² over Σ q² m² / p: what p lowers the second moment by, against the shares. O(S)."""
+        squares = self.shares * self._means()
+        return float(squares.sum() / (squares * self.shares / self.p()).sum())
+
+    def _means(self) -> Floats:
+        """m² of each source; all one before anything is known."""
         total = self._counts.sum()
         common = self._squares.sum() / total if total > 0 else 0.0
         if not common > 0:
-            return self.shares.copy()
-        means = (self._squares + _PRIOR * common) / (self._counts + _PRIOR)
-        p = self.shares * np.sqrt(means)
-        p = (1 - self._uniform) * p / p.sum() + self._uniform * self.shares
-        return np.asarray(p / p.sum())
+            return np.ones(len(self.shares))
+        return np.asarray((self._squares + _PRIOR * common) / (self._counts + _PRIOR))
 
     def update(self, sources: Indices, scores: Floats) -> None:
         """Learn from the scores of one batch; older ones fade."""

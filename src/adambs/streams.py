@@ -130,8 +130,9 @@ class BanditStream(MadeOfParts):
             return dict(zip(self.names, self.worth.p().tolist(), strict=True))
 
     def numbers(self, prefix: str = "") -> dict[str, float]:
-        """p of each source as a flat dict for loggers."""
-        return {f"{prefix}p/{name}": value for name, value in self.probabilities().items()}
+        """p of each source, and what it lowers the second moment by, as a flat dict for loggers."""
+        p = {f"{prefix}p/{name}": value for name, value in self.probabilities().items()}
+        return {**p, f"{prefix}variance_reduction": self.worth.variance_reduction()}
 
     def __iter__(self) -> Iterator[Any]:
         with self._lock:

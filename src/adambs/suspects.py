@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from adambs._types import Floats, Indices
 
-# After so many visits the evidence counts for half.
-_DOUBT = 2
+# What an e-fold number of visits counts for, in standard deviations of the excess: p has found it hard.
+_VISITS = 0.2
+# How much of what is usual in a class is subtracted. All of it would hide labels that were moved into a rare
+# class, of which they are a large part.
+_OF_CLASS = 0.5
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,19 @@ class Suspect:
 
     index: int
     suspicion: float
-    """How much higher than the median of its class its mean loss, or mean score, is."""
+    """How much harder it was than the examples of its class, in standard deviations."""
     label: Any
     """As it was given; None if labels were not."""
     reason: str
 
 
-def ranked(table: dict[str, NDArray[Any]], labels: Any, k: int) -> list[Suspect]:
+def ranked(
+    table: dict[str, NDArray[Any]], labels: Any, k: int, final: Floats | None = None
+) -> list[Suspect]:
     """The k most suspicious examples, the worst first."""
     visits = table["visits"]
     given, classes = _classes(labels, len(visits))
-    suspicion, usual = suspicions(table, classes)
+    suspicion, usual = suspicions(table, classes, final)
     seen = np.flatnonzero(visits > 0)
     # Ties: who was visited more often has had more chances to be learned; then by index.
     order = seen[np.lexsort((seen, -visits[seen], -suspicion[seen]))][:k]
@@ -44,19 +49,46 @@ def ranked(table: dict[str, NDArray[Any]], labels: Any, k: int) -> list[Suspect]
     ]
 
 
-def suspicions(table: dict[str, NDArray[Any]], classes: Indices) -> tuple[Floats, Floats]:
+def suspicions(
+    table: dict[str, NDArray[Any]], classes: Indices, final: Floats | None = None
+) -> tuple[Floats, Floats]:
     """For each example how suspicious it is (NaN if it was not visited), and for each class what is usual.
 
-    The measure is the mean loss, or the mean score if losses were not kept, minus the median of its class: a
-    class whose examples are all hard is usual in being so. Few visits are little evidence: after v of them
-    the difference counts for v / (v + 2).
+    The measure is a sum of
+
+    1.  its excess, in standard deviations: the mean over its visits of the loss (or score) minus what was
+        usual at that step, so that it does not matter when it was visited;
+    2.  0.2 times the logarithm of how many times more often than others it was visited;
+    3.  with ``final``, its loss under the trained model, in standard deviations, times r^2. Here r is the
+        mean of the final losses over the mean of those seen in training: near 1 while the model generalises,
+        near 0 when it has learned everything by heart and its losses tell nothing.
+
+    Half of the class's lower quartile of it is subtracted: a class whose examples are all hard is usual in
+    being so, and the quartile moves little when a part of a class was labelled wrongly.
     """
-    measure, visits = table.get("mean_loss", table["mean_score"]), table["visits"]
-    seen = visits > 0
-    usual = np.full(int(classes.max()) + 1, np.nan)
-    for c in np.unique(classes[seen]):
-        usual[c] = np.median(measure[seen & (classes == c)])
-    return (measure - usual[classes]) * (visits / (visits + _DOUBT)), usual
+    mean = table.get("mean_loss", table["mean_score"])
+    seen = np.flatnonzero(table["visits"] > 0)
+    suspicion, usual = np.full(len(mean), np.nan), np.full(int(classes.max()) + 1, np.nan)
+    if not len(seen):
+        return suspicion, usual
+    visits = table["visits"][seen]
+    found = _standard(table["excess"][seen]) + _VISITS * np.log(visits / visits.mean())
+    if final is not None:
+        before = float(mean[seen].mean())
+        left = min(max(float(final[seen].mean()) / before, 0.0), 1.0) if before > 0 else 0.0
+        found += left * left * _standard(final[seen])
+    of = classes[seen]
+    for c in np.unique(of):
+        here = of == c
+        found[here] -= _OF_CLASS * np.quantile(found[here], 0.25)
+        usual[c] = np.median(mean[seen[here]])
+    suspicion[seen] = found
+    return suspicion, usual
+
+
+def _standard(values: Floats) -> Floats:
+    scatter = float(values.std())
+    return (values - values.mean()) / scatter if scatter > 0 else np.zeros(len(values))
 
 
 def easiest(table: dict[str, NDArray[Any]], k: int) -> Indices:

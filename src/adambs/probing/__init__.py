@@ -42,6 +42,7 @@ def probe(
     loss: Any,
     *,
     batch_size: int,
+    epochs: float = 10.0,
     lr: float = 1e-3,
     optimizer: torch.optim.Optimizer | None = None,
     contexts: Mapping[str, Any] | None = None,
@@ -63,6 +64,8 @@ def probe(
             a pair of losses and scores. Without scores they are taken from the gradient at the model's
             output.
         batch_size: K, as you would train.
+        epochs: how long you would train. What there is to win grows as training goes on, so the expected
+            speedup depends on it; the probe itself takes the time that ``seconds`` says.
         lr: of the Adam that trains the copy, if no optimizer is given.
         optimizer: of the model; a copy of it, with its state, trains the copy.
         contexts: what is known of each example beforehand, by name: arrays of n whole numbers (class, source,
@@ -72,7 +75,7 @@ def probe(
         seed: of everything random here.
         progress: called now and then; a bar on a terminal if nothing is given.
     """
-    limit = _check.positive("seconds", seconds)
+    limit, planned = _check.positive("seconds", seconds), _check.positive("epochs", epochs)
     _check.whole("seed", seed, least=0)
     problem = Problem(
         model, train, loss, batch_size, lr=lr, optimizer=optimizer, collate_fn=collate_fn, seed=seed
@@ -80,17 +83,24 @@ def probe(
     known = {name: _context(name, values, problem.n) for name, values in (contexts or {}).items()}
     devices = [problem.device] if problem.device.type == "cuda" else []
     with seeded(seed, 1), torch.random.fork_rng(devices=devices):
-        return _Probe(problem, known, limit, seed, _bar if progress is None else progress).run()
+        bar = _bar if progress is None else progress
+        return _Probe(problem, known, planned, limit, seed, bar).run()
 
 
 class _Probe:
     """One probe under way."""
 
     def __init__(
-        self, problem: Problem, contexts: dict[str, Indices], limit: float, seed: int, progress: Progress
+        self,
+        problem: Problem,
+        contexts: dict[str, Indices],
+        epochs: float,
+        limit: float,
+        seed: int,
+        progress: Progress,
     ) -> None:
         self.problem, self.contexts, self.limit, self.progress = problem, contexts, limit, progress
-        self.answer = Answer(problem.n, problem.batch_size, problem.lr)
+        self.answer = Answer(problem.n, problem.batch_size, problem.lr, epochs)
         self.random = np.random.default_rng([seed, 2])
         self.panel = np.sort(self.random.choice(problem.n, min(_PANEL, problem.n), replace=False))
         self.sampler = BanditSampler(problem.n, problem.batch_size, seed=seed, group=False)
@@ -160,7 +170,7 @@ class _Probe:
 
     def _score_panel(self) -> None:
         before = time.perf_counter()
-        scores = self.problem.scores(self.panel, _SCORED_AT_ONCE)
+        losses, scores = self.problem.evaluated(self.panel, _SCORED_AT_ONCE)
         if not np.isfinite(scores).all() or (scores < 0).any():
             raise ValueError("scores must be finite and not negative: lower lr, or return other scores")
         if self.seen:  # the first one warms up
@@ -170,6 +180,7 @@ class _Probe:
         ratios = self.sampler.rule.ratios(self.panel)
         self.answer.potential.append((self.answer.steps, measures.potential(scores)))
         self.answer.learned.append((self.answer.steps, measures.reduction(scores, ratios)))
+        self.answer.losses.append((self.answer.steps, float(losses.mean())))
 
     def _ask_for_noise(self) -> None:
         K, n = self.problem.batch_size, self.problem.n

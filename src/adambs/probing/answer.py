@@ -31,6 +31,8 @@ class Answer:
     n: int
     batch_size: int
     lr: float
+    epochs: float = 10.0
+    """How long the training would be."""
     seconds: float = 0.0
     """How long the probe took."""
     steps: int = 0
@@ -40,6 +42,8 @@ class Answer:
     """Step -> uniform over best p: how many times the best p would lower the gradient's second moment."""
     learned: list[tuple[int, float]] = field(default_factory=list)
     """Step -> what the p of the default rule lowered it by, at that step of the probe."""
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """Step -> the mean loss."""
     memory: list[tuple[int, float]] = field(default_factory=list)
     """Age in steps -> what scores of that age would have lowered it by, at the probe's end."""
     noise: list[tuple[int, float]] = field(default_factory=list)
@@ -151,9 +155,9 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; what is not known is None."""
-        names = ("n", "batch_size", "lr", "seconds", "steps", "interrupted", "contexts")
+        names = ("n", "batch_size", "lr", "epochs", "seconds", "steps", "interrupted", "contexts")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        for name in ("potential", "learned", "memory", "noise"):
+        for name in ("potential", "learned", "losses", "memory", "noise"):
             found[name] = [[step, _plain(value)] for step, value in getattr(self, name)]
         for name in ("step_seconds", "overhead", "look", "possible", "kept", "noise_now", "expected"):
             found[name] = _plain(getattr(self, name))

@@ -143,17 +143,18 @@ class Problem:
         )
         return norms
 
-    def scores(self, indices: Indices, size: int) -> Floats:
-        """The present scores of some examples, without dropout, ``size`` at a time."""
+    def evaluated(self, indices: Indices, size: int) -> tuple[Floats, Floats]:
+        """The present losses and scores of some examples, without dropout, ``size`` at a time."""
         self.model.eval()
         found = []
         for start in range(0, len(indices), size):
             part = indices[start : start + size]
             with torch.set_grad_enabled(self._known is None):
-                found.append(self.losses_and_scores(self.batch(part), len(part))[1].double().cpu().numpy())
+                pair = self.losses_and_scores(self.batch(part), len(part))
+            found.append(torch.stack([each.detach().double().cpu() for each in pair]))
         self.model.train()
-        values: Floats = np.concatenate(found)
-        return values
+        losses, scores = torch.cat(found, 1).numpy()
+        return losses, scores
 
     def gradient(self, indices: Indices) -> Tensor:
         """The gradient of the mean loss of these examples, as one vector."""

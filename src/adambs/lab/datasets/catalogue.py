@@ -257,6 +257,27 @@ _ROWS = (
         source="Alpaydin, Kaynak 1998, UCI; a part of scikit-learn",
         licence="CC BY 4.0",
     ),
+    Dataset(
+        name="augmented-digits",
+        kind="embedded",
+        classes=_TEN_DIGITS,
+        source="digits, enlarged; 4 copies of each, turned, scaled and shifted",
+        licence="CC BY 4.0",
+    ),
+    Dataset(
+        name="photograph",
+        kind="embedded",
+        classes=("red", "green", "blue"),
+        source="a photograph of a temple in China; a part of scikit-learn",
+        licence="CC BY, says scikit-learn",
+    ),
+    Dataset(
+        name="heavy-tailed",
+        kind="embedded",
+        classes=("value",),
+        source="generated: a function whose values have log-normal sizes",
+        licence="none needed",
+    ),
 )
 
 DATASETS: dict[str, Dataset] = {row.name: row for row in _ROWS}

@@ -22,7 +22,8 @@ class Data:
     """A training and a test set of (inputs, labels).
 
     Images are float32 in [0, 1], shape (N, C, H, W), without augmentation; texts are int64 token ids, shape
-    (N, 100), below ``tokens``; tables are float32, shape (N, ``features``); labels are int64.
+    (N, 100), below ``tokens``; tables are float32, shape (N, ``features``); labels are int64. What is fitted
+    and not classified has float32 targets, shape (N, outputs), and ``classes`` names the outputs.
     """
 
     name: str
@@ -70,6 +71,11 @@ class Data:
         inputs, labels = self.train.tensors
         if not 0 <= index < len(labels):
             raise IndexError(f"there is no training example {index}: they are 0 to {len(labels) - 1}")
+        if labels.is_floating_point():
+            values = ", ".join(
+                f"{name} {value:.3g}" for name, value in zip(self.classes, labels[index], strict=True)
+            )
+            return {"label": "", "row": int(self.rows[index]), "text": values}
         row, label, true = int(self.rows[index]), int(labels[index]), int(self.true_labels[index])
         shown: dict[str, Any] = {"label": self.classes[label], "row": row}
         if label != true:

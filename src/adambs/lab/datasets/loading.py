@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from adambs.lab.datasets.archives import is_archive
+from adambs.lab.datasets.built_in import built_in
 from adambs.lab.datasets.catalogue import (
     DamagedError,
     DataError,
@@ -18,7 +19,7 @@ from adambs.lab.datasets.catalogue import (
     fetch_command,
 )
 from adambs.lab.datasets.data import Data
-from adambs.lab.datasets.images import Split, read_cifar, read_digits, read_idx_pair
+from adambs.lab.datasets.images import Split, read_cifar, read_idx_pair
 from adambs.lab.datasets.kdd import read_connections
 from adambs.lab.datasets.on_disk import Status, find
 from adambs.lab.datasets.text import TOKENS, read_imdb
@@ -31,7 +32,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Data:
     """
     dataset = dataset_named(name)
     if dataset.kind == "embedded":
-        return _data(dataset, *read_digits())
+        return built_in(name, dataset.classes)
     root = data_folder(folder)
     status = find(dataset, root)
     if status.where is None or status.state == "partial":

@@ -160,13 +160,14 @@ _TRANSFORMER = Experiment(
     shows="no figure",
     quick={
         "epochs": 4,
-        "model_options": {"width": 32},
+        "model_options": {"width": 32, "length": 50},
         "slices": 8,
-        "train_size": 10_000,
-        "test_size": 5_000,
+        "train_size": 5_000,
+        "test_size": 2_000,
     },
-    quick_differs="half the width, 4 epochs instead of 10, 10,000 reviews to train on and 5,000 to test",
-    methods=("adam", "adamw", "adambs", "adambs-exp3", "infobatch"),
+    quick_differs="half the width, the last 50 words instead of 100, 4 epochs instead of 10, 5,000 reviews "
+    "to train on and 2,000 to test",
+    methods=("adam", "adambs", "adambs-exp3", "infobatch"),
     schedule="cosine",
 )
 _LANGUAGE_MODEL = replace(
@@ -183,11 +184,11 @@ _LANGUAGE_MODEL = replace(
         "epochs": 4,
         "model_options": {"width": 32, "vocabulary": 500},
         "slices": 8,
-        "train_size": 10_000,
-        "test_size": 5_000,
+        "train_size": 5_000,
+        "test_size": 2_000,
     },
-    quick_differs="half the width, 500 words instead of 1,000, 4 epochs instead of 10, 10,000 reviews to "
-    "train on and 5,000 to test",
+    quick_differs="half the width, 500 words instead of 1,000, 4 epochs instead of 10, 5,000 reviews to "
+    "train on and 2,000 to test",
 )
 _DIGITS = Experiment(
     name="digits",
@@ -206,6 +207,55 @@ _DIGITS = Experiment(
     quick_differs="",
     methods=("adam", "adam-impt", "adambs"),
 )
+
+# The panels of `adambs demo`: they need no files.
+_BUILT_IN = {
+    "figure": "none",
+    "paper": "nothing: it is here because it needs no files",
+    "ours": "everything",
+    "shows": "nothing",
+    "quick": {},
+    "quick_differs": "",
+    "methods": ("adam", "adambs-loop"),
+    "slices": 12,
+}
+_DEMO = [
+    Experiment(
+        name="heavy-tailed",
+        title="Heavy tails, generated",
+        dataset="heavy-tailed",
+        model="mlp",
+        model_options={"hidden": 512},
+        loss="squares",
+        batch_size=128,
+        lr=1e-3,
+        epochs=12.8,
+        **_BUILT_IN,  # type: ignore[arg-type]
+    ),
+    Experiment(
+        name="photograph",
+        title="A photograph, from place to colour",
+        dataset="photograph",
+        model="mlp",
+        model_options={"hidden": 256},
+        loss="squares",
+        batch_size=256,
+        lr=1e-3,
+        epochs=30,
+        **_BUILT_IN,  # type: ignore[arg-type]
+    ),
+    Experiment(
+        name="balanced-digits",
+        title="Balanced digits, passed over twice",
+        dataset="augmented-digits",
+        model="augmented-digits-cnn",
+        loss="softmax",
+        batch_size=64,
+        lr=1e-3,
+        epochs=2,
+        **_BUILT_IN,  # type: ignore[arg-type]
+    ),
+]
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -278,6 +328,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _TRANSFORMER,
         _LANGUAGE_MODEL,
         _DIGITS,
+        *_DEMO,
     ]
 }
 

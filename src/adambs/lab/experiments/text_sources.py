@@ -53,6 +53,18 @@ def split(tokens: Tensor, labels: Tensor, seed: int) -> dict[str, Tensor]:
     return {name: torch.stack(rows) for name, rows in found.items() if rows}
 
 
+def with_repeated(train: dict[str, Tensor], test: dict[str, Tensor], count: int) -> None:
+    """Add a source, as large as the largest, of ``count`` reviews again and again: what a crawl has most of.
+
+    It is the same in training and test, as boilerplate is.
+    """
+    size = max(map(len, train.values()))
+    few = train["negative"][:count]
+    train["negative"] = train["negative"][count:]
+    train["repeated"] = few.repeat(-(-size // count), 1)[:size]
+    test["repeated"] = few.repeat(-(-max(map(len, test.values())) // count), 1)[: len(test["negative"])]
+
+
 def compare(
     train: dict[str, Tensor],
     test: dict[str, Tensor],
@@ -91,6 +103,7 @@ def compare(
                 yield {
                     "seed": seed, "learns": learns, "step": step, "seconds": seconds, "test_loss": mixture,
                     "by_source": losses, "p": stream.probabilities(),
+                    "variance_reduction": stream.worth.variance_reduction(),
                 }  # fmt: skip
                 start = time.perf_counter()
 
@@ -101,10 +114,15 @@ def main() -> None:
     parser.add_argument("--data", default=None, help="data folder")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--repeated", type=int, default=0, help="so many reviews again and again, as a source of their own"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = datasets.subset(datasets.load("imdb", options.data), 20_000, 2_000)
     train, test = (split(part.tensors[0], part.tensors[1], 0) for part in (data.train, data.test))
+    if options.repeated:
+        with_repeated(train, test, options.repeated)
     for seed in range(options.seeds):
         for line in compare(train, test, steps=options.steps, seed=seed):
             print(json.dumps(line), flush=True)

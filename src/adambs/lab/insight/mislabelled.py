@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,15 +31,21 @@ from adambs.suspects import suspicions
 FILE = "rankings.jsonl"  # not records.jsonl: that is what a run is known by
 _FOLDS = 5
 
-# Name -> what it is, and which training it needs.
+# Name -> what it is. Those of the first part are made from one training with AdamBS, those of the second from
+# one with plain Adam, and the last from five.
 RANKINGS = {
-    "history": "mean loss above its class's, by adambs.History",
-    "history, scores only": "the same from scores alone",
+    "history": "adambs.History with a last pass, each example compared with its class",
+    "history, one class": "the same without labels",
+    "history, no last pass": "without a pass over the data at the end",
+    "history, scores only": "without a last pass, and from scores alone",
     "p": "the sampler's p at the end",
     "last loss": "the loss of the model at the end",
-    "aum": "area under the margin (Pleiss et al., NeurIPS 2020), plain Adam",
-    "mean loss": "mean loss over all visits, plain Adam",
-    "forgetting": "forgetting events, never learned first (Toneva et al., ICLR 2019), plain Adam",
+    "aum": "area under the margin (Pleiss et al., NeurIPS 2020)",
+    "forgetting": "forgetting events, never learned first (Toneva et al., ICLR 2019)",
+    "plain last loss": "the last loss, of plain Adam",
+    "plain aum": "area under the margin, of plain Adam",
+    "plain mean loss": "mean loss over all visits, of plain Adam",
+    "plain forgetting": "forgetting events, of plain Adam",
     "cleanlab": "confident learning, 5 folds (Northcutt et al., JAIR 2021)",
 }
 
@@ -78,11 +84,10 @@ def run(
     rankings = {} if found is None else dict(found["rankings"])
     flipped = data.flipped.numpy()
     if found is None:
-        for name, (suspicion, seconds) in _by_one_training(experiment, data, case.seed).items():
-            rankings[name] = {**measured(flipped, suspicion), "seconds": seconds}
+        for name, ranking in _by_one_training(experiment, data, case.seed).items():
+            rankings[name] = ranking.measured(flipped)
     if with_cleanlab:
-        suspicion, seconds = _by_cleanlab(experiment, data, case.seed)
-        rankings["cleanlab"] = {**measured(flipped, suspicion), "seconds": seconds}
+        rankings["cleanlab"] = _by_cleanlab(experiment, data, case.seed).measured(flipped)
     about = {"n": len(flipped), "changed": int(flipped.sum()), "classes": len(data.classes)}
     record = {
         "case": wanted,
@@ -119,10 +124,36 @@ def _append(out: Path, record: dict[str, Any]) -> None:
 def table(record: dict[str, Any]) -> Table:
     """A record for the terminal."""
     case = record["case"]
-    shown = Table("ranking", "precision", "AUROC", "seconds", title=f"{case['experiment']}, {case['noise']}")
+    columns = ("ranking", "precision", "AUROC", "seconds", "of them extra")
+    shown = Table(*columns, title=f"{case['experiment']}, {case['noise']}")
     for name, found in record["rankings"].items():
-        shown.add_row(name, f"{found['precision']:.3f}", f"{found['auroc']:.4f}", f"{found['seconds']:.1f}")
+        values = (f"{found['precision']:.3f}", f"{found['auroc']:.4f}", f"{found['seconds']:.1f}")
+        shown.add_row(name, *values, f"{found['extra']:.1f}")
     return shown
+
+
+def markdown(records: list[dict[str, Any]]) -> str:
+    """All records as a table: rankings in rows, cases in columns, means over seeds; and what it cost."""
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        cases.setdefault(_words(record["case"]), []).append(record)
+    columns = list(cases)
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name in RANKINGS:
+        cells = []
+        for found in cases.values():
+            values = [each["rankings"][name] for each in found if name in each["rankings"]]
+            pair = (np.mean([value[key] for value in values]) for key in ("precision", "auroc"))
+            cells.append(" / ".join(f"{x:.3f}" for x in pair) if values else "–")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    seeds = [", ".join(str(each["case"]["seed"]) for each in found) for found in cases.values()]
+    lines.append("| seeds | " + " | ".join(seeds) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(case: dict[str, Any]) -> str:
+    tail = f", long-tailed by {case['long_tail']:g}" if case["long_tail"] > 1 else ""
+    return f"{case['experiment']}, {100 * case['share']:g} % {case['noise']}{tail}"
 
 
 # ------------------------------------------------------------------------------------------------ measures
@@ -157,20 +188,18 @@ def prepared(case: Case, experiment: Experiment, folder: Path | None) -> dataset
 def with_confused_labels(
     experiment: Experiment, data: datasets.Data, share: float, seed: int
 ) -> datasets.Data:
-    """Labels that depend on the example: a weak model's guess where it is most sure of another class.
+    """Labels that depend on the example: a part, at random, of the mistakes of a weak model.
 
-    The model sees a tenth of an epoch. The examples on which it prefers another class to the true one by the
-    most get that class, as an annotator confuses cats with dogs.
+    The model sees one epoch. Some of the examples on which it prefers another class to the true one get that
+    class, as an annotator confuses cats with dogs.
     """
-    task = _task(experiment, data, seed, epochs=0.1)
+    task = _task(experiment, data, seed, epochs=1.0)
     training.train(methods.find("adam")(task), task.steps)
-    outputs = torch.from_numpy(_outputs(task.model, task.inputs))
-    z = outputs if outputs.ndim == 2 and outputs.shape[1] > 1 else torch.stack((-outputs, outputs), 1) / 2
-    z = z.reshape(len(task.targets), -1).log_softmax(1)
-    others = z.scatter(1, task.targets[:, None], -math.inf)
-    best, guess = others.max(1)
-    order = torch.argsort(best - z.gather(1, task.targets[:, None])[:, 0], descending=True, stable=True)
-    chosen = order[: round(share * len(order))]
+    outputs = torch.from_numpy(_outputs(task.model, task.inputs)).reshape(len(task.targets), -1)
+    guess = outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+    mistakes = torch.nonzero(guess != task.targets)[:, 0].numpy()
+    count = min(round(share * len(guess)), len(mistakes))
+    chosen = np.random.default_rng([seed, 11]).choice(mistakes, count, replace=False)
     inputs, labels = data.train.tensors
     wrong = labels.clone()
     wrong[chosen] = guess[chosen]
@@ -221,45 +250,87 @@ def _trained(
         return method, time.perf_counter() - start
 
 
-def _by_one_training(
-    experiment: Experiment, data: datasets.Data, seed: int
-) -> dict[str, tuple[Floats, float]]:
-    n, classes = len(data.labels), data.labels.numpy()
-    history = adambs.History(n, with_losses=True)
+class Ranking(NamedTuple):
+    """How suspicious each example is, and what it took to know."""
+
+    suspicion: Floats
+    seconds: float
+    """All of it, training included."""
+    extra: float
+    """What is beyond a training that is made anyway."""
+
+    def measured(self, changed: np.ndarray[Any, Any]) -> dict[str, float]:
+        """Its record."""
+        return {**measured(changed, self.suspicion), "seconds": self.seconds, "extra": self.extra}
+
+
+def _by_one_training(experiment: Experiment, data: datasets.Data, seed: int) -> dict[str, Ranking]:
+    n, classes, clock = len(data.labels), data.labels.numpy(), time.perf_counter
+    one_class = np.zeros(n, np.int64)
+    history, visits, watched = adambs.History(n, with_losses=True), _Visits(n), 0.0
 
     def watch(method: Any, *step: Any) -> None:
-        if step:
-            history.losses(step[0], step[3])
-        else:
+        nonlocal watched
+        if not step:
             history.watch(method.sampler)
+            method.sampler.observers[-1] = observe
+            return
+        start = clock()
+        history.losses(step[0], step[3])
+        watched += clock() - start
+        visits(method, *step)
+
+    def observe(draw: adambs.Draw, scores: Floats) -> None:
+        nonlocal watched
+        start = clock()
+        history(draw, scores)
+        watched += clock() - start
 
     bandit, seconds = _trained("adambs", experiment, data, seed, watch)
+    seconds -= visits.seconds
+    start = clock()
+    last = np.asarray(bandit.task.evaluate(torch.arange(n), "losses"), np.float64)
+    a_pass = clock() - start
+    start = clock()
     kept = history.table()
+    found = suspicions(kept, classes, last)[0]
+    watched += clock() - start
     scores_only = {name: column for name, column in kept.items() if "loss" not in name}
-    last = bandit.task.evaluate(torch.arange(n), "losses")
-    visits = _Visits(n)
-    _, plain = _trained("adam", experiment, data, seed, visits)
-    return {
-        "history": (suspicions(kept, classes)[0], seconds),
-        "history, scores only": (suspicions(scores_only, classes)[0], seconds),
-        "p": (bandit.probabilities(), seconds),
-        "last loss": (last, seconds),
-        "aum": (-visits.margins / visits.count.clip(1), plain),
-        "mean loss": (visits.losses / visits.count.clip(1), plain),
-        "forgetting": (np.where(visits.ever, visits.forgotten, math.inf), plain),
+    scores_only["excess"] = visits.excess()
+    rankings = {
+        "history": Ranking(found, seconds + a_pass, watched + a_pass),
+        "history, one class": Ranking(
+            suspicions(kept, one_class, last)[0], seconds + a_pass, watched + a_pass
+        ),
+        "history, no last pass": Ranking(suspicions(kept, classes)[0], seconds, watched),
+        "history, scores only": Ranking(suspicions(scores_only, classes)[0], seconds, watched),
+        "p": Ranking(bandit.probabilities(), seconds, 0.0),
+        "last loss": Ranking(last, seconds + a_pass, a_pass),
+        **visits.rankings("", seconds),
     }
+    plainly = _Visits(n)
+    plain, seconds = _trained("adam", experiment, data, seed, plainly)
+    start = clock()
+    last = np.asarray(plain.task.evaluate(torch.arange(n), "losses"), np.float64)
+    a_pass = clock() - start
+    seconds -= plainly.seconds
+    rankings["plain last loss"] = Ranking(last, seconds + a_pass, a_pass)
+    return rankings | plainly.rankings("plain ", seconds)
 
 
 class _Visits:
-    """What the published rankings want to know of each visit of a plain training."""
+    """What the published rankings want to know of each visit, and the excess of the scores."""
 
     def __init__(self, n: int) -> None:
         self.count, self.margins, self.losses = np.zeros(n), np.zeros(n), np.zeros(n)
         self.forgotten, self.right, self.ever = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
+        self.scores = adambs.History(n)
+        self.seconds = 0.0
 
     def __call__(self, method: Any, *step: Any) -> None:
         if not step:
             return
+        start = time.perf_counter()
         batch, outputs, targets, losses = step
         j, margin = batch.indices.numpy(), margins(outputs, targets).double().numpy()
         right = margin > 0
@@ -269,6 +340,25 @@ class _Visits:
         np.add.at(self.forgotten, j, self.right[j] & ~right)
         self.right[j] = right
         self.ever[j] |= right
+        if isinstance(batch, adambs.Draw):
+            self.scores(batch, method.task.loss.scores(outputs, targets).double().numpy())
+        self.seconds += time.perf_counter() - start
+
+    def excess(self) -> Floats:
+        """What a history without losses would have kept."""
+        return self.scores.table()["excess"].astype(np.float64)
+
+    def rankings(self, prefix: str, seconds: float) -> dict[str, Ranking]:
+        """From what was seen; free, but for what it takes to watch."""
+        count = self.count.clip(1)
+        found = {
+            "aum": -self.margins / count,
+            "mean loss": self.losses / count,
+            "forgetting": np.where(self.ever, self.forgotten, math.inf),
+        }
+        if not prefix:
+            del found["mean loss"]
+        return {prefix + name: Ranking(value, seconds, self.seconds) for name, value in found.items()}
 
 
 def margins(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -286,7 +376,7 @@ def _outputs(model: torch.nn.Module, inputs: Tensor) -> Floats:
     return found
 
 
-def _by_cleanlab(experiment: Experiment, data: datasets.Data, seed: int) -> tuple[Floats, float]:
+def _by_cleanlab(experiment: Experiment, data: datasets.Data, seed: int) -> Ranking:
     """Confident learning on probabilities out of sample: five trainings, each without a fifth."""
     try:
         from cleanlab.rank import get_label_quality_scores
@@ -307,4 +397,5 @@ def _by_cleanlab(experiment: Experiment, data: datasets.Data, seed: int) -> tupl
         two = torch.stack((torch.zeros_like(z.reshape(-1)), z.reshape(-1)), 1)
         probabilities[outside] = (two if len(data.classes) == 2 and z.numel() == len(z) else z).softmax(1)
         seconds += took + time.perf_counter() - start
-    return -np.asarray(get_label_quality_scores(labels, probabilities, adjust_pred_probs=True)), seconds
+    quality = get_label_quality_scores(labels, probabilities, adjust_pred_probs=True)
+    return Ranking(-np.asarray(quality), seconds, seconds)

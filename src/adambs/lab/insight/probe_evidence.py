@@ -20,11 +20,12 @@ from adambs.probing.answer import EXPONENT, Answer
 # The exponent was fitted to the recorded runs of these; the others show whether it holds.
 FITTED = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 
-_LISTS = ("potential", "learned", "memory", "noise")
+_LISTS = ("potential", "learned", "losses", "memory", "noise")
 _VALUES = (
     "n",
     "batch_size",
     "lr",
+    "epochs",
     "seconds",
     "steps",
     "interrupted",

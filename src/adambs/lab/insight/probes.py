@@ -7,8 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch.utils.data import TensorDataset
 
 import adambs
 from adambs.lab import models
@@ -16,7 +18,7 @@ from adambs.lab.experiments import reproduce
 from adambs.lab.runs import training
 
 _REQUIRED = ("model", "train", "loss", "batch_size")
-_OPTIONAL = ("lr", "optimizer", "contexts", "collate_fn", "seed")
+_OPTIONAL = ("epochs", "lr", "optimizer", "contexts", "collate_fn", "seed")
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,11 @@ def from_file(path: Path) -> Question:
     return Question(model, train, loss, batch_size, options)
 
 
-def from_experiment(name: str, scale: str, folder: Path | None, seed: int = 0) -> Question:
+def from_experiment(
+    name: str, scale: str, folder: Path | None, seed: int = 0, overrides: reproduce.Overrides | None = None
+) -> Question:
     """An experiment of the lab, as its baseline would train."""
-    plan = reproduce.make_plan(name, scale, reproduce.Overrides())
+    plan = reproduce.make_plan(name, scale, overrides or reproduce.Overrides())
     data, experiment = reproduce.prepare(plan, folder), plan.experiment
     model = models.build(
         experiment.model,
@@ -62,14 +66,18 @@ def from_experiment(name: str, scale: str, folder: Path | None, seed: int = 0) -
         features=data.features,
         **experiment.model_options,
     )
-    loss = training.LOSSES[experiment.loss]
+    loss, train = training.LOSSES[experiment.loss], data.train
+    if train.tensors[0].ndim == 4:  # as the lab trains
+        x, y = train.tensors
+        train = TensorDataset(x.contiguous(memory_format=torch.channels_last), y)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def losses_and_scores(model: Any, batch: Any) -> tuple[Any, Any]:
         outputs = model(batch[0])
         return loss.losses(outputs, batch[1]), loss.scores(outputs, batch[1])
 
-    options = {"lr": experiment.lr, "seed": seed}
-    return Question(model, data.train, losses_and_scores, experiment.batch_size, options)
+    options = {"epochs": experiment.epochs, "lr": experiment.lr, "seed": seed}
+    return Question(model, train, losses_and_scores, experiment.batch_size, options)
 
 
 def run_with_progress(console: Console, question: Question, seconds: float) -> adambs.Answer:

@@ -17,6 +17,7 @@ _PLAIN: list[type[Method]] = [
 _ALL: list[type[Method]] = [
     shuffled.Adam,
     bandit.AdamBS,
+    bandit.AdamBSLoop,
     bandit.AdamBSFast,
     bandit.AdamBSExp3,
     bandit.AdamImpt,

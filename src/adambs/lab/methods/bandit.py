@@ -27,6 +27,8 @@ class Bandit(Method):
     """From what variance reduction on p is drawn from; before that, reshuffled passes."""
     candidates: ClassVar[int] = 3
     """How many times K are scored when it looks."""
+    ahead: ClassVar[int] = 1
+    """For how many batches candidates are scored at once."""
     cap: ClassVar[float] = math.inf
     """Weight x score is limited to so many times its running mean."""
     context: ClassVar[int] = 0
@@ -45,7 +47,7 @@ class Bandit(Method):
             gate=self.gate,
             cap=self.cap,
             context=task.context if self.context else None,
-            candidates=adambs.Candidates(self.candidates),
+            candidates=adambs.Candidates(self.candidates, ahead=self.ahead),
         )
         self._scores: Tensor
         super().__init__(task)
@@ -108,6 +110,13 @@ class AdamBS(Bandit):
     citation = LIU
     looks = True
     gate = 1.1
+
+
+class AdamBSLoop(AdamBS):
+    name = "adambs-loop"
+    title = "AdamBS"
+    summary = "the README's loop: the library's defaults without looking before it draws"
+    looks = False
 
 
 class AdamBSFast(AdamBS):

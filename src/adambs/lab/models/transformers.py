@@ -1,9 +1,12 @@
 """Small transformers for the reviews of IMDB: one that judges them, one that continues them. All ours."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+
+import adambs
 
 # How many words of each review the language model predicts: the last ones.
 WORDS = 50
@@ -21,13 +24,15 @@ class Transformer(nn.Module):
 
     def __init__(self, vocabulary: int, *, width: int = 64, layers: int = 2, length: int = 100) -> None:
         super().__init__()
+        self.length = length
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for table in (self.words, self.places):
             nn.init.normal_(table.weight, std=0.05)
         self.stack, self.dense = _stack(width, layers), nn.Linear(width, 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(K, T) token numbers, 0 is padding at the front -> (K,) logits."""
+        """(K, T) token numbers, 0 is padding at the front -> (K,) logits. Reads the last ``length`` words."""
+        tokens = tokens[:, -self.length :]
         places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         padded = tokens == 0
         padded[:, -1] = False  # attention to nothing would be no number
@@ -37,13 +42,21 @@ class Transformer(nn.Module):
         return logits
 
 
-class NextWords(NamedTuple):
+@dataclass(frozen=True)
+class NextWords:
     """What the language model makes of a batch of texts."""
 
     logits: Tensor
     """(K, T, V), of the word at each position from those before it."""
     labels: Tensor
     """(K, T), the words; 0 is padding."""
+
+    @cached_property
+    def text(self) -> adambs.scores.TokenLosses:
+        """Sums of the words' losses over the number of words in a full text, and their scores: one pass."""
+        return adambs.scores.causal_lm(
+            self.logits, self.labels, shift=False, ignore_index=0, constant=float(WORDS)
+        )
 
 
 class LanguageModel(nn.Module):

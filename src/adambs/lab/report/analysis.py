@@ -47,7 +47,7 @@ CONFIDENCE = 0.95
 TEST_ERRORS = ("test_error", "balanced_test_error")
 SETTLING = 0.1
 """The part of a run, from its start, that steadiness leaves out."""
-LEADS = ("adambs", "adambs-exp3", "amsgrad-bs", "adambs-release")
+LEADS = ("adambs", "adambs-loop", "adambs-exp3", "amsgrad-bs", "adambs-release")
 """Whom a headline is about: the first of these that ran."""
 FLOOR = 1e-12
 """A loss below this counts as this, so that a loss of exactly 0 has a logarithm."""

@@ -6,6 +6,7 @@ by, the page's policy lets only its own two scripts run, by their hashes, and lo
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,13 @@ def write_report(
     title: str | None = None,
     baseline: str = "adam",
     figures: bool = True,
+    sentences: Sequence[str] = (),
+    closing: str = "",
 ) -> Path:
-    """Write ``report.html`` and, unless told not to, ``figures/`` into ``folder``; the path of the report."""
+    """Write ``report.html`` and, unless told not to, ``figures/`` into ``folder``; the path of the report.
+
+    ``sentences`` stand in the place of the runs' headlines in the contents, ``closing`` below everything.
+    """
     analyses, empty = analyse_all(runs, baseline)
     folder.mkdir(parents=True, exist_ok=True)
     sections = []
@@ -60,7 +66,7 @@ def write_report(
         saved = save_figures(analysis, folder / "figures", slug) if figures else []
         sections.append(_section(analysis, index, slug, saved, alone=len(analyses) == 1))
     path = folder / "report.html"
-    page = _page(analyses, sections, empty, title)
+    page = _page(analyses, sections, empty, title, sentences, closing)
     partial = path.with_suffix(".partial")
     partial.write_bytes(page.encode("utf-8", "replace"))
     os.replace(partial, path)
@@ -70,7 +76,14 @@ def write_report(
 # -------------------------------------------------------------------------------------------------- page
 
 
-def _page(analyses: list[Analysis], sections: list[Markup], empty: list[str], title: str | None) -> str:
+def _page(
+    analyses: list[Analysis],
+    sections: list[Markup],
+    empty: list[str],
+    title: str | None,
+    sentences: Sequence[str],
+    closing: str,
+) -> str:
     several = len(analyses) > 1
     title = title or (f"{len(analyses)} experiments" if several else run_title(analyses[0]))
     return render(
@@ -80,12 +93,13 @@ def _page(analyses: list[Analysis], sections: list[Markup], empty: list[str], ti
         library=get_plotlyjs().replace("\r", ""),
         title=title,
         lead=_lead_text(analyses, empty),
-        contents=_contents(analyses) if several else "",
+        contents=_contents(analyses, sentences) if several else "",
         chips=join(_chip(name, shown) for name, shown in _all_methods(analyses).items()),
         axes=_switch("axis"),
         metrics=_switch("metric"),
         overall=overall_table(analyses) if several else "",
         sections=join(sections),
+        closing=closing,
         data={"methods": _looks(analyses), "runs": [_data(each) for each in analyses]},
     )
 
@@ -103,11 +117,12 @@ def _notes(analysis: Analysis) -> Markup:
     return join(Markup('<p class="note">{}</p>').format(note) for note in notes)
 
 
-def _contents(analyses: list[Analysis]) -> Markup:
+def _contents(analyses: list[Analysis], sentences: Sequence[str]) -> Markup:
+    told = sentences if len(sentences) == len(analyses) else [headline(each) for each in analyses]
     row = Markup('<li><a href="#{}">{}</a><span>{}</span></li>')
     rows = (
-        row.format(slug, run_title(each), headline(each))
-        for each, slug in zip(analyses, slugs(analyses), strict=True)
+        row.format(slug, run_title(each), sentence)
+        for each, slug, sentence in zip(analyses, slugs(analyses), told, strict=True)
     )
     return Markup('<ol class="contents" aria-label="Contents">{}</ol>').format(join(rows))
 

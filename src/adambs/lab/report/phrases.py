@@ -52,6 +52,12 @@ def headline(analysis: Analysis, method: str | None = None) -> str:
     )
 
 
+def finding(analysis: Analysis, method: str) -> str:
+    """The first sentence of the headline: by the clock."""
+    found = analysis.speedups[method]["seconds"]
+    return _finding(found, analysis.title(method), analysis.title(analysis.baseline))
+
+
 def _briefly(speedup: Speedup) -> str:
     details = "; ".join(part for part in (speedup.verdict, interval_words(speedup.overall)) if part)
     return f"{times(speedup)} ({details})"

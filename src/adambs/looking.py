@@ -1,0 +1,74 @@
+"""How a sampler looks: candidates are scored, p learns from them, and batches are chosen among them."""
+
+import time
+from abc import ABC, abstractmethod
+
+from adambs._types import Floats, Indices
+from adambs.candidates import Candidates, Look
+from adambs.diagnostics import Counters
+from adambs.draw import Draw
+from adambs.epochs import Epochs
+from adambs.feedback import Awaited, checked
+from adambs.processes import Processes
+from adambs.proposals import Passes, RandomStream, Sources
+from adambs.ready import Ready
+
+
+class Looking(ABC):
+    """What a sampler does when it looks, with the parts that it needs for that."""
+
+    n: int
+    batch_size: int
+    random: RandomStream
+    passes: Passes
+    candidates: Candidates
+    ready: Ready
+    awaited: Awaited
+    epochs: Epochs
+    counters: Counters
+    processes: Processes
+    _sources: Sources
+    _correction: float
+
+    @abstractmethod
+    def _numbered(
+        self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, learned: bool = False
+    ) -> Draw:
+        """The draw with the next number, awaited from now on."""
+
+    @abstractmethod
+    def _teach(self, draw: Draw, scores: Floats) -> None:
+        """The gate and the rule learn from examples that were drawn from p, or from a pass."""
+
+    def _look(self, look: Look) -> None:
+        """Candidates are scored and learned from, and the next batches are chosen among them."""
+        K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
+        before = self._sources.position()
+        if (window := self._sources.candidates(K, B, self.candidates.ahead)) is None:
+            return
+        candidates = Draw(self.awaited.following, window.indices, window.ratios, self.n)
+        start = time.perf_counter()
+        try:
+            scores = look(self.processes.part(candidates))
+            scores = checked(candidates, self.processes.scores_of_all(candidates, scores))
+        except BaseException:  # a look that fails has not happened
+            self._sources.rewind(before)
+            raise
+        self.candidates.looked(time.perf_counter() - start, K / len(scores), self.processes.first)
+        if window.reshuffled:
+            self.passes.take(K * len(window.parts))
+        for taken in window.taken:  # whether to look may depend on what a pass has shown, no more
+            self.candidates.scatter.add(window.ratios[taken], scores[taken])
+        self.ready = self.ready.after(window, self.epochs.current)
+        self.ready.choose(self.random, window, scores, self._correction)
+        for first in range(0, len(scores), B):
+            self._teach(candidates.part(first, first + B, 1), scores[first : first + B])
+
+    def _chosen(self) -> Draw:
+        """The next batch that a look has chosen."""
+        positions, ratios, p_ratios = self.ready.choices.popleft()
+        self.counters.looks += 1
+        self.counters.reshuffled += self.ready.reshuffled
+        draw = self._numbered(self.ready.candidates[positions], ratios, p_ratios, learned=True)
+        draw.positions = positions
+        return draw
