@@ -16,9 +16,10 @@ The parts, in the order in which a training loop meets them::
 
 from adambs import reference, scores
 from adambs.candidates import Candidates
+from adambs.carried import Carried
 from adambs.clipping import GradientClip
 from adambs.diagnostics import Diagnostics
-from adambs.draw import Carried, Draw
+from adambs.draw import Draw
 from adambs.history import History
 from adambs.loader import BanditLoader
 from adambs.optim import AdamBS, with_bandit

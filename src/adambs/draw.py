@@ -11,30 +11,12 @@ from adambs import _check
 from adambs._jit import kernel, pointer
 from adambs._types import Floats, Indices
 from adambs.cap import capped_shares
+from adambs.carried import HALF, Carried
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
-_HALF = (torch.float16, torch.bfloat16)
-
 # What nobody ever draws has less than this times the uniform probability; squares of its inverse are finite.
 _NEVER_DRAWN = 1e-100
-
-
-class Carried(NamedTuple):
-    """A draw inside a batch: three tensors with one entry for each example, wherever the batch goes."""
-
-    number: torch.Tensor
-    """The draw's number, repeated: ``sampler.update`` takes it in the place of the draw."""
-    indices: torch.Tensor
-    """Which examples of the data set."""
-    weights: torch.Tensor
-    """1/(n p) as float32; in unequal parts of a batch scaled so that the mean of means is the batch's."""
-
-    def mean(self, losses: torch.Tensor) -> torch.Tensor:
-        """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`."""
-        _check.losses(losses, len(self.indices))
-        losses = losses.float() if losses.dtype in _HALF else losses
-        return (losses * self.weights.to(losses)).mean()
 
 
 class Draw:
@@ -223,7 +205,7 @@ class Draw:
             self.whole._weighted = True
         if scores is not None:
             self.capped = self.whole.capped = True
-        if losses.dtype in _HALF:
+        if losses.dtype in HALF:
             losses = losses.float()
         if self.even:
             return losses.mean() if self._cut is None else losses.sum() * self._cut.share

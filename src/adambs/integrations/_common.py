@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from adambs.draw import Carried
+from adambs.carried import Carried
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
 
