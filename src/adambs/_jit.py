@@ -26,11 +26,11 @@ def reordering_kernel(function: F) -> F:
 
     The same numbers give the same sum again, on the same processor. NaN and infinity are what they are.
     """
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
-    return cast(F, numba.njit(**options)(function))
+    sums = {"reassoc", "contract"}
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=sums)(function))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
     """For kernels: memory at ``tensor.data_ptr()``, for ``numba.carray``.
 
