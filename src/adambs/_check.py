@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
 from numpy.typing import NDArray
 
-from adambs._jit import kernel, pointer
+from adambs._jit import carray, kernel, pointer
 
 # The smallest float of full precision. Dividing by less may overflow.
 SMALLEST_NORMAL = sys.float_info.min

@@ -244,8 +244,8 @@ class Processes:
     def handed_out(self, draw: Draw) -> Draw:
         """This process's part of a new draw."""
         if self.group is not None:
-            digest = zlib.crc32(np.ascontiguousarray(draw._indices), self.group.digest)
-            digest = zlib.crc32(np.ascontiguousarray(draw._ratios), digest)
+            digest = zlib.crc32(np.ascontiguousarray(draw._indices).data, self.group.digest)
+            digest = zlib.crc32(np.ascontiguousarray(draw._ratios).data, digest)
             self.group.digest = zlib.crc32(struct.pack("<d", draw.correction), digest)
         return self.part(draw)
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adambs._jit import kernel, pointer, reordering_kernel
+from adambs._jit import carray, kernel, pointer, reordering_kernel
 from adambs._types import Floats
 
 _FLOATS = (torch.float32, torch.float64)  # what the loops are compiled for
