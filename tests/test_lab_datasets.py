@@ -170,6 +170,35 @@ def test_archive_and_folder_give_the_same(
     assert same(load(name, tmp_path / "a"), load(name, tmp_path / "b"))
 
 
+def test_what_is_fitted_is_standardised_and_always_the_same() -> None:
+    for name, outputs in (("heavy-tailed", 1), ("photograph", 3)):
+        data, again = load(name), load(name)
+        x, y = data.train.tensors
+        assert torch.equal(x, again.train.tensors[0])
+        assert torch.equal(y, again.train.tensors[1])
+        assert y.shape == (len(x), outputs)
+        assert y.square().sum(1).mean().item() == pytest.approx(1, rel=1e-5)
+        assert data.features == x.shape[1]
+        assert len(data.classes) == outputs
+        assert len(data.test) == pytest.approx(len(data.train) * 0.2, rel=0.3)
+        assert data.classes[0] in data.example(3)["text"]
+
+
+def test_heavy_tails_are_heavy() -> None:
+    """One in a hundred examples has most of the squares; of a Gaussian it would have a twelfth."""
+    y = load("heavy-tailed").train.tensors[1].squeeze(1).square().sort(descending=True).values
+    assert y[:100].sum() > 0.5 * y.sum()
+
+
+def test_augmented_digits_are_balanced_copies() -> None:
+    data, digits = load("augmented-digits"), load("digits")
+    assert data.train.tensors[0].shape == (4 * len(digits.train), 1, 16, 16)
+    assert torch.equal(data.labels, digits.labels.repeat(4))
+    assert data.test.tensors[0].shape == (len(digits.test), 1, 16, 16)
+    assert torch.equal(data.test.tensors[1], digits.test.tensors[1])
+    assert 0 <= data.train.tensors[0].min() < data.train.tensors[0].max() <= 1
+
+
 def test_digits_need_no_files(tmp_path: Path) -> None:
     data = load("digits", tmp_path / "nowhere")
     assert data.train.tensors[0].shape == (1437, 1, 8, 8)

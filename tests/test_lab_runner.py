@@ -1,6 +1,7 @@
 """Records, runner, plans and the command line: fair, resumable, and clear about what is wrong."""
 
 import dataclasses
+import html
 import io
 import itertools
 import json
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 import adambs
 from adambs import cli
 from adambs.lab import experiments, machine
-from adambs.lab.experiments import reproduce, sweep
+from adambs.lab.experiments import demo, reproduce, sweep
 from adambs.lab.report import summary
 from adambs.lab.report.analysis import Estimate, analyse
 from adambs.lab.report.tables import terminal_table
@@ -478,17 +479,50 @@ def test_ctrl_c_keeps_what_is_done_and_writes_the_report(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "digits-quick" / "report.html").exists()
 
 
-def test_the_demo_keeps_what_another_version_left(tmp_path, monkeypatch):
-    digits = dataclasses.replace(experiments.EXPERIMENTS["digits"], epochs=0.2, slices=2)
-    monkeypatch.setitem(experiments.EXPERIMENTS, "digits", digits)
-    older = records.Writer(tmp_path / "digits", {"experiment": "an older one"}, {})
+@pytest.fixture
+def short_panels(monkeypatch):
+    for panel in demo.PANELS:
+        short = dataclasses.replace(experiments.EXPERIMENTS[panel.experiment], epochs=0.1, slices=2)
+        monkeypatch.setitem(experiments.EXPERIMENTS, panel.experiment, short)
+
+
+@pytest.mark.parametrize("processors", [1, 2])
+def test_the_demo_has_three_panels_and_says_what_to_do_next(tmp_path, monkeypatch, short_panels, processors):
+    monkeypatch.setattr(demo, "processors", lambda: processors)
+    done = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--seeds", "1"])
+    assert done.exit_code == 0, done.output
+    printed = " ".join(done.output.split())
+    page = (tmp_path / "report.html").read_text()
+    for panel in demo.PANELS:
+        run = records.read(tmp_path / panel.experiment)
+        assert run.finished == {0}
+        assert {line["method"] for line in run.lines("slice")} == {"adam", "adambs-loop"}
+        assert panel.about in printed
+        assert panel.about in html.unescape(page)
+    assert printed.count("A step took") == 3
+    for text in (printed, page):
+        assert "What next" in text
+        assert "adambs.probe(model, train" in text
+        assert "adambs.BanditLoader(train, sampler)" in text
+
+
+def test_a_panel_that_fails_in_its_process_says_why(tmp_path, monkeypatch, short_panels):
+    monkeypatch.setattr(demo, "processors", lambda: 2)
+    (tmp_path / "photograph").write_text("a file where a folder belongs")
+    done = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--seeds", "1"])
+    assert done.exit_code != 0
+    assert "photograph" in str(done.exception)
+
+
+def test_the_demo_keeps_what_another_version_left(tmp_path, monkeypatch, short_panels):
+    monkeypatch.setattr(demo, "processors", lambda: 1)
+    older = records.Writer(tmp_path / "photograph", {"experiment": "an older one"}, {})
     older.append({"kind": "begin", "seed": 0})
     older.append({"kind": "slice", "seed": 0})
     done = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--seeds", "1"])
     assert done.exit_code == 0, done.output
-    assert records.read(tmp_path / "digits").config == {"experiment": "an older one"}
-    assert records.read(tmp_path / "digits-2").finished == {0}
-    assert records.read(tmp_path / "digits-long-tailed").config["title"].endswith("long-tailed by 50")
+    assert records.read(tmp_path / "photograph").config == {"experiment": "an older one"}
+    assert records.read(tmp_path / "photograph-2").finished == {0}
     assert (tmp_path / "report.html").exists()
 
 

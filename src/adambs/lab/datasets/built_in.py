@@ -25,9 +25,9 @@ _EVERY, _WAVES, _FINEST = 4, 64, 4.0
 def built_in(name: str, classes: tuple[str, ...]) -> Data:
     """One of them, by its name; always the same."""
     if name == "heavy-tailed":
-        return _fitted(name, *heavy_tailed(), classes)
+        return _data(name, *heavy_tailed(), classes)
     if name == "photograph":
-        return _fitted(name, *photograph(), classes)
+        return _data(name, *photograph(), classes)
     train, test = read_digits()
     return _labelled(name, augmented(train) if name == "augmented-digits" else train, test, classes)
 
@@ -102,13 +102,11 @@ def _enlarged(split: Split) -> Split:
 def _labelled(name: str, train: Split, test: Split, classes: tuple[str, ...]) -> Data:
     if train.inputs.shape[2:] != test.inputs.shape[2:]:
         test = _enlarged(test)
-    arrays = (train.inputs, train.labels, test.inputs, test.labels)
-    return _fitted(name, *map(torch.from_numpy, arrays), classes)
+    x, y, test_x, test_y = map(torch.from_numpy, (train.inputs, train.labels, test.inputs, test.labels))
+    return _data(name, x, y, test_x, test_y, classes)
 
 
-def _fitted(
-    name: str, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, classes: tuple[str, ...]
-) -> Data:
+def _data(name: str, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, classes: tuple[str, ...]) -> Data:
     return Data(
         name=name,
         train=TensorDataset(x, y),

@@ -268,8 +268,8 @@ _ROWS = (
         name="photograph",
         kind="embedded",
         classes=("red", "green", "blue"),
-        source="a photograph of a temple in China; a part of scikit-learn",
-        licence="CC BY, says scikit-learn",
+        source="Büchele: a photograph of a temple in China; a part of scikit-learn",
+        licence="CC BY 2.0",
     ),
     Dataset(
         name="heavy-tailed",

@@ -225,7 +225,7 @@ _DEMO = [
         title="Heavy tails, generated",
         dataset="heavy-tailed",
         model="mlp",
-        model_options={"hidden": 512},
+        model_options={"hidden": 384},
         loss="squares",
         batch_size=128,
         lr=1e-3,
@@ -253,7 +253,7 @@ _DEMO = [
         batch_size=64,
         lr=1e-3,
         epochs=2,
-        **_BUILT_IN,  # type: ignore[arg-type]
+        **_BUILT_IN | {"slices": 6},  # type: ignore[arg-type]
     ),
 ]
 
