@@ -174,12 +174,12 @@ class History:
     def table(self) -> Table:
         """Everything that is known, by name: arrays with an entry for each example. New arrays, O(n).
 
-        ``visits``; of the scores ``last_score`` (to a third digit), ``mean_score``, their ``scatter`` (standard deviation) and
-        ``trend`` (slope of the straight line through them, per visit; NaN before the second);
+        ``visits``; of the scores ``last_score`` (to 0.4 %), ``mean_score``, their ``scatter`` (standard
+        deviation) and ``trend`` (slope of the straight line through them, per visit; NaN before the second);
         ``learned_at``, the visit at which it was first learned, 0 if never; ``forgotten``, how often it was
         learned at one visit and not at the next; ``excess``, the mean over its visits of the loss (of the
-        score, if losses are not kept) minus what was usual among all examples at that step; ``last_loss`` and ``mean_loss`` if losses are kept. What is
-        not known of an example that was never visited is NaN.
+        score, if losses are not kept) minus what was usual among all examples at that step; ``last_loss``
+        and ``mean_loss`` if losses are kept. What is not known of an example that was never visited is NaN.
         """
         self._settle()
         r = self._records
@@ -272,7 +272,10 @@ class History:
         for name, ours in (("learned", self.learned), ("with_losses", self.with_losses)):
             if _check.entry(state, name) != ours:
                 raise ValueError(f"state has {name} = {state[name]!r}, this history {ours!r}: build it alike")
-        usual = _check.number(state, "usual_sum", -_HUGE, _HUGE), _check.number(state, "usual_count", 0, _HUGE)
+        usual = (
+            _check.number(state, "usual_sum", -_HUGE, _HUGE),
+            _check.number(state, "usual_count", 0, _HUGE),
+        )
         fields, records = _check.mapping(state, "records"), np.zeros(self.n, _RECORD)
         for name in self._fields():
             whole = _RECORD[name].kind == "u"
@@ -280,7 +283,9 @@ class History:
             kind = "int64" if whole else "float32"
             records[name] = _check.array(fields, name, (self.n,), kind, *bounds, path="state['records']")
         bad = ~(np.isfinite(records["mean"]) & (records["squares"] >= 0) & np.isfinite(records["squares"]))
-        bad |= ~(np.isfinite(records["slope"]) & np.isfinite(records["excess"]) & np.isfinite(records["mean_loss"]))
+        bad |= ~(
+            np.isfinite(records["slope"]) & np.isfinite(records["excess"]) & np.isfinite(records["mean_loss"])
+        )
         bad |= records["learned_at"] > records["visits"]
         if bad.any():
             raise ValueError(f"state['records'] is damaged: example {int(bad.argmax())} cannot be like that")
@@ -348,7 +353,8 @@ def _observe(
     With x = 1, 2, ... the number of the visit and y the score (Welford): the mean m moves by (y - m_old) / k,
     the sum of squares around it grows by (y - m_old)(y - m_new), and that of (x - mean x)(y - mean y) by
     (k - k/2)(y - m_new), for the mean of 1 ... k-1 is k/2. The excess is a mean in which the first visit
-    counts 0.3, for the model had hardly been trained then, and the others 1. Arithmetic in float64, rounded to float32.
+    counts 0.3, for the model had hardly been trained then, and the others 1. Arithmetic in float64, rounded
+    to float32.
     """
     for i in range(indices.shape[0]):
         j = indices[i]

@@ -28,9 +28,7 @@ class Suspect:
     reason: str
 
 
-def ranked(
-    table: dict[str, NDArray[Any]], labels: Any, k: int, final: Floats | None = None
-) -> list[Suspect]:
+def ranked(table: dict[str, NDArray[Any]], labels: Any, k: int, final: Floats | None = None) -> list[Suspect]:
     """The k most suspicious examples, the worst first."""
     visits = table["visits"]
     given, classes = _classes(labels, len(visits))

@@ -9,9 +9,10 @@ from typing import Any
 
 from adambs.probing import measures
 
-# The logarithm of the expected speedup is RISE x / (1 + BEND x), with x the logarithm of the potential variance
-# reduction half way through the training, minus that of what the bandit's own steps cost. The range is that
-# over and times WIDTH. Fitted to recorded runs by adambs.lab.insight.probe_evidence, see docs/data-insight.md.
+# The logarithm of the expected speedup is RISE x / (1 + BEND x), with x the logarithm of the potential
+# variance reduction half way through the training, minus that of what the bandit's own steps cost. The range
+# is that over and times WIDTH. Fitted to recorded runs by adambs.lab.insight.probe_evidence, see
+# docs/data-insight.md.
 RISE = 0.30
 BEND = 0.50
 WIDTH = math.sqrt(1.45)

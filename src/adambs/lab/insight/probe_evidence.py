@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from scipy import optimize, stats  # type: ignore[import-untyped]
 
 from adambs.lab.report import analysis
@@ -158,7 +157,7 @@ def markdown(found: list[Row]) -> str:
 
 
 def summary(found: list[Row], without: list[float]) -> str:
-    """Coverage and rank correlation: of those not fitted, of all, and of all with each left out of the fit."""
+    """Coverage and rank correlation: of those not fitted, of all, of all with each left out of the fit."""
     parts = [f"A range is a factor of {WIDTH**2:.2f} wide."]
     groups = {
         "Not fitted": [(row.answer.expected, row.recorded) for row in found if not row.fitted],
@@ -204,8 +203,8 @@ def measure(names: list[str], probes: Path, seconds: float, folder: Path | None)
     """Probe experiments, at quick scale with one thread; NAME:lr=VALUE is one with another learning rate."""
     import torch
 
-    from adambs.lab.insight import probes as lab
     from adambs.lab.experiments import reproduce
+    from adambs.lab.insight import probes as lab
 
     torch.set_num_threads(1)
     probes.mkdir(parents=True, exist_ok=True)
@@ -235,10 +234,14 @@ def main() -> None:
     found = rows(probes, chosen.results)
     waiting = sorted(set(probed(probes)) - {row.name for row in found})
     rise, bend = fit([row for row in found if row.fitted])
-    text = f"# Probes beside recorded runs\n\n{markdown(found)}\n![Ranges and recorded speedups](probes.svg)\n"
+    text = (
+        f"# Probes beside recorded runs\n\n{markdown(found)}\n![Ranges and recorded speedups](probes.svg)\n"
+    )
     if waiting:
         text += f"\nProbed, but without a record of AdamBS yet: {', '.join(waiting)}.\n"
-    text += f"\nRise {RISE:g} and bend {BEND:g}; a fit to the records of today gives {rise:.3f} and {bend:.3f}.\n"
+    text += (
+        f"\nRise {RISE:g} and bend {BEND:g}; a fit to the records of today gives {rise:.3f} and {bend:.3f}.\n"
+    )
     (probes / "README.md").write_text(text, encoding="utf-8")
     draw(found, probes / "probes.svg")
     print(text)
