@@ -89,6 +89,21 @@ def _standard(values: Floats) -> Floats:
     return (values - values.mean()) / scatter if scatter > 0 else np.zeros(len(values))
 
 
+def checked_final(final: Any, n: int) -> Floats:
+    """``final`` as an array, or an error."""
+    if isinstance(final, torch.Tensor):
+        final = final.numpy(force=True)
+    values = np.asarray(final)
+    if values.shape != (n,) or values.dtype.kind != "f":
+        raise ValueError(
+            f"final must be {n} floats, one an example of the history, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"final[{int(np.argmin(np.isfinite(values)))}] is not finite")
+    return values.astype(np.float64)
+
+
 def easiest(table: dict[str, NDArray[Any]], k: int) -> Indices:
     """The k that were learned, never forgotten since, and have the smallest mean score; ties by index."""
     fit = (table["learned_at"] > 0) & (table["forgotten"] == 0) & (table["visits"] > 1)
