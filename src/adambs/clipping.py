@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
 
 from adambs import _check
-from adambs._jit import pointer, reordering_kernel
+from adambs._jit import carray, pointer, reordering_kernel
 from adambs._types import Floats, Indices, State
 
 # The mean runs over so many steps.
@@ -192,9 +191,9 @@ def _norm_at(addresses: Indices, eps: Floats) -> float:
         v = carray(pointer(addresses[i, 1]), (size,), np.float32)
         small = np.float32(eps[i])
         for start in range(0, size, _BLOCK):
-            block = np.float32(0.0)
+            block: Any = np.float32(0.0)
             for j in range(start, min(start + _BLOCK, size)):
                 x = g[j] / (np.sqrt(v[j]) + small)
                 block += x * x
             total += block
-    return np.sqrt(total)
+    return float(np.sqrt(total))
