@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import adambs
+from adambs import clipping
 from adambs.clipping import GradientClip
 
 
@@ -236,3 +237,27 @@ def test_a_state_without_a_clip_begins_anew_and_a_damaged_one_changes_nothing():
 def test_a_bad_factor_is_refused(bad):
     with pytest.raises(ValueError, match="clip must be finite and at least 1"):
         problem(adambs.AdamBS, clip=bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_norm_is_in_adams_metric_whatever_the_memory_is_like(dtype, transposed):
+    stream = torch.Generator().manual_seed(0)
+    shapes = [(300, 7), (1,), (1030,), (0,)]
+    gradients = [torch.randn(shape, generator=stream, dtype=dtype) for shape in shapes]
+    squares = [torch.rand(shape, generator=stream, dtype=dtype) for shape in shapes]
+    squares[1].zero_()
+    eps = [1e-8, 0.1, 1e-3, 1e-8]
+    parts = zip(gradients, squares, eps, strict=True)
+    exact = torch.cat([(g.double() / (v.double().sqrt() + e)).flatten() for g, v, e in parts]).norm().item()
+    if transposed:
+        gradients[0], squares[0] = (tensor[0].t().contiguous().t() for tensor in (gradients, squares))
+        assert not gradients[0].is_contiguous()
+    assert float(clipping._norm(gradients, squares, eps)) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_has_no_finite_norm(wrong):
+    gradients, squares = [torch.ones(600)], [torch.ones(600)]
+    gradients[0][555] = wrong
+    assert not math.isfinite(clipping._norm(gradients, squares, [1e-8]))

@@ -19,7 +19,7 @@ from adambs.lab.insight import probe_evidence
 from adambs.lab.report import analysis
 from adambs.lab.runs import records
 from adambs.probing import measures
-from adambs.probing.answer import CONTEXT, EXPONENT, LOOK, PLAIN, USE, WIDTH
+from adambs.probing.answer import BEND, CONTEXT, LOOK, PLAIN, RISE, USE, WIDTH
 
 
 def quiet(share, words):
@@ -92,12 +92,31 @@ def test_ages_are_interpolated_and_continued():
     assert measures.at_age([], 10) == 1.0
 
 
+def test_what_is_to_come_is_continued_from_what_was_measured():
+    steps = [1, 10, 50, 100, 200, 400]
+    power = [(step, 1.5 * step**0.3) for step in steps]
+    for step in (100, 300, 5000):
+        assert measures.ahead(power, step) == pytest.approx(1.5 * step**0.3)
+    falling = [(step, 5 * step**-0.2) for step in steps]
+    assert measures.ahead(falling, 5000) == pytest.approx(np.exp(np.log([y for _, y in falling[3:]]).mean()))
+    steep = measures.ahead([(200, 2.0), (400, 32.0)], 4000)
+    assert steep == pytest.approx(8 * 4000 / math.sqrt(200 * 400))  # no faster than the step
+    assert measures.ahead([(0, 3.0)], 10) == 1.0
+    assert measures.ahead([(5, 3.0)], 1) == measures.ahead([(5, 3.0)], 100) == pytest.approx(3.0)
+
+
+def test_a_small_reduction_gains_in_proportion_and_a_large_one_less():
+    assert measures.expected_gain(1.0, 0.3, 0.5) == 1.0
+    assert measures.expected_gain(1.01, 0.3, 0.5) == pytest.approx(1.01**0.3, rel=1e-4)
+    assert measures.expected_gain(math.e**2, 0.3, 0.5) == pytest.approx(math.exp(0.3))
+
+
 # ---------------------------------------------------------------------------------------- a whole probe
 
 
 def test_a_probe_measures_everything_and_says_what_to_do(tmp_path):
     answer = probed(contexts={"half": np.arange(200) % 2})
-    assert answer.steps > 10
+    assert answer.steps >= 10
     assert answer.measured
     assert {"half", "label"} == answer.contexts.keys()
     assert answer.overhead > 0
@@ -222,6 +241,7 @@ def test_ctrl_c_before_anything_was_measured_is_said(tmp_path):
         ({"optimizer": "adam"}, TypeError, "must be a torch.optim.Optimizer"),
         ({"contexts": {"c": [1, 2]}}, ValueError, r"contexts\['c'\] must be 200 whole numbers"),
         ({"train": Words()}, TypeError, "must be a pair"),
+        ({"epochs": 0}, ValueError, "epochs must be positive"),
         ({"lr": math.inf}, ValueError, "lr must be positive and finite"),
     ],
 )
@@ -269,7 +289,20 @@ def test_the_verdict_follows_from_the_measures(changes, kind, words):
 
 def test_an_expensive_bandit_lowers_what_is_expected():
     assert answer_with(overhead=0.5).expected < answer_with().expected
-    assert answer_with(noise=[(0, 2.0)]).expected < answer_with().expected
+    assert answer_with(noise=[(0, 0.5)]).expected < answer_with().expected
+
+
+def test_what_is_expected_depends_on_how_long_the_training_is():
+    rising = {"potential": [(25, 2.0), (50, 2.8), (100, 4.0)], "steps": 100}
+    expected = [answer_with(epochs=epochs, **rising).expected for epochs in (1, 3, 30)]
+    assert expected == sorted(expected)
+    assert expected[0] < expected[-1]
+    answer = answer_with(epochs=2.5, **rising)  # half way is where the measures end
+    x = math.log(answer.foreseen)
+    assert answer.foreseen == pytest.approx(4.0, rel=0.02)
+    assert answer.expected == pytest.approx(math.exp(RISE * x / (1 + BEND * x)) / 1.02)
+    assert "at step 100 of 200, as measured" in str(answer)
+    assert "continued from 100" in str(answer_with(epochs=30, **rising))
 
 
 # -------------------------------------------------------------------------------------------- evidence
@@ -284,17 +317,40 @@ def test_answers_come_back_from_their_json(tmp_path):
         probe_evidence.read_answer(tmp_path / "other.json")
 
 
-def test_ranges_stand_beside_what_was_recorded(tmp_path):
-    write_run(tmp_path / "results" / "a", ["adam", "adambs"], seeds=2)
-    write_run(tmp_path / "results" / "sweep-a", ["adam", "adambs"], seeds=2)
-    (tmp_path / "cnn-fashion.json").write_text(json.dumps(answer_with().to_dict(), allow_nan=False))
-    [row] = probe_evidence.rows(tmp_path, tmp_path / "results")
-    found = analysis.analyse(records.read(tmp_path / "results" / "a")).speedups["adambs"]
-    assert row.recorded == found["seconds"].overall.value
-    assert row.inside == (row.answer.speedup[0] <= row.recorded <= row.answer.speedup[1])
-    text = probe_evidence.markdown([row] * 3)
-    assert f"{3 * row.inside} of 3 recorded speedups" in text
-    [(name, halfway, expected, steps)] = probe_evidence.from_records(tmp_path / "results")
-    assert name == "cnn-fashion"
-    assert expected == pytest.approx(halfway**EXPONENT)
-    assert steps == found["step"].overall.value
+def test_ranges_stand_beside_what_was_recorded(tmp_path, monkeypatch, capsys):
+    results, probes = tmp_path / "results", tmp_path / "results" / "probes"
+    for name in ("a", "sweep-a"):
+        write_run(results / name, ["adam", "adambs"], seeds=2)
+    config = records.read(results / "a").config
+    same_run = {"lr": config["lr"], "batch_size": config["batch_size"], "epochs": config["epochs"]}
+    probes.mkdir()
+    for k, name in enumerate(("cnn-fashion", "twin", "third", "fourth", "other-lr")):
+        answer = answer_with(potential=[(0, 1.5), (100, 2.0 + k)])
+        for field, value in same_run.items():
+            setattr(answer, field, value * (1 + (name == "other-lr" and field == "lr")))
+        found = {"experiment": config["experiment"], **answer.to_dict()}
+        (probes / f"{name}.json").write_text(json.dumps(found, allow_nan=False))
+    found = probe_evidence.rows(probes, results)
+    assert [row.name for row in found] == ["cnn-fashion", "fourth", "third", "twin"]
+    assert [row.fitted for row in found] == [True, False, False, False]
+    speedup = analysis.analyse(records.read(results / "a")).speedups["adambs"]["seconds"].overall.value
+    for row in found:
+        assert (row.recorded, row.seeds) == (speedup, 2)
+        assert row.inside == (row.answer.speedup[0] <= row.recorded <= row.answer.speedup[1])
+    monkeypatch.setattr("sys.argv", ["probe_evidence", "--results", str(results)])
+    probe_evidence.main()
+    text = (probes / "README.md").read_text("utf-8")
+    assert text in capsys.readouterr().out
+    assert f"All: {sum(row.inside for row in found)} of 4 recorded speedups" in text
+    assert "without a record of AdamBS yet: other-lr" in text
+    assert "<svg" in (probes / "probes.svg").read_text("utf-8")
+
+
+def test_the_fit_finds_the_constants_that_made_the_speedups():
+    rows = []
+    for k, potential in enumerate((1.2, 2.0, 5.0, 40.0)):
+        answer = answer_with(potential=[(100, potential)], overhead=0.1 * k)
+        said = measures.expected_gain(potential, 0.4, 0.7) / (1 + 0.1 * k)
+        rows.append(probe_evidence.Row(str(k), answer, said, 3))
+    assert probe_evidence.fit(rows) == pytest.approx((0.4, 0.7), rel=1e-4)
+    assert probe_evidence.left_out(rows) == pytest.approx([row.recorded for row in rows], rel=1e-3)

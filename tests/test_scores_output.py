@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import a_draw, weighted_draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from adambs import scores
+from adambs.scores import on_cpu
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -84,6 +86,41 @@ def test_confident_examples_do_not_cancel(margin: float, form: str) -> None:
     exact = 6**0.5 * e / (1 + 2 * e)
     found = scores.cross_entropy(logits, target)
     torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_exponentials_are_exact_to_the_last_bits() -> None:
+    x = np.concatenate([-np.random.default_rng(0).random(5000) * 708, [0.0, -1e-300, -708.0]])
+    found = np.empty_like(x)
+    on_cpu._exponentials(x.copy(), found, len(x))
+    np.testing.assert_allclose(found, np.exp(x), rtol=5e-16, atol=0)
+    odd = np.array([-708.1, -1e300, -np.inf, np.nan, -np.nan, 0.0])
+    odd.view(np.int64)[3] |= 1  # a NaN with a bit in its lowest place
+    found = np.ones(6)
+    on_cpu._exponentials(odd, found, 5)
+    np.testing.assert_array_equal(found, [0, 0, 0, np.nan, np.nan, 1])  # no further than it was told
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (3, 5), (300, 23), (9, 1025), (40, 1000)])
+def test_any_number_of_logits(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    z, y = torch.randn(shape, dtype=dtype) * 4, torch.randint(shape[1], shape[:1])
+    y[-1] = -100
+    expected = by_autograd(lambda z: F.cross_entropy(z, y, reduction="none"), z.double()).to(dtype)
+    tolerance = 1e-9 if dtype is torch.float64 else 1e-5
+    torch.testing.assert_close(scores.cross_entropy(z, y), expected, rtol=tolerance, atol=1e-12)
+    masked = torch.cat([z, torch.full((len(z), 1), -torch.inf, dtype=dtype)], dim=1)
+    torch.testing.assert_close(scores.cross_entropy(masked, y), expected, rtol=tolerance, atol=1e-12)
+
+
+def test_logits_that_are_views() -> None:
+    torch.manual_seed(0)
+    z, y = torch.randn(6, 4), torch.randint(4, (6,))
+    expected = scores.cross_entropy(z, y)
+    for view in (z.t().contiguous().t(), torch._neg_view(-z), z.clone().requires_grad_(), nn.Parameter(z)):
+        torch.testing.assert_close(scores.cross_entropy(view, y), expected)
+    apart = torch.stack([y, y], dim=1)[:, 0]
+    torch.testing.assert_close(scores.cross_entropy(z, apart), expected)
 
 
 @pytest.mark.parametrize("margin", [300.0, 345.0, 346.0, 400.0, 700.0])

@@ -22,6 +22,7 @@ from adambs.diagnostics import Diagnostics
 from adambs.draw import Draw
 from adambs.history import History
 from adambs.loader import BanditLoader
+from adambs.noise import NoiseScale, noise_scale
 from adambs.optim import AdamBS, with_bandit
 from adambs.probing import Answer, probe
 from adambs.rules import VRB, Avare, Calibrated, Exp3, Exp3M, Release, Rule, Tracking, Uniform
@@ -50,6 +51,7 @@ __all__ = [
     "Exp3M",
     "GradientClip",
     "History",
+    "NoiseScale",
     "Release",
     "Rule",
     "ShardedSampler",
@@ -57,6 +59,7 @@ __all__ = [
     "Suspect",
     "Tracking",
     "Uniform",
+    "noise_scale",
     "probe",
     "reference",
     "scores",

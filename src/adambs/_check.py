@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
 from numpy.typing import NDArray
 
-from adambs._jit import kernel, pointer
+from adambs._jit import carray, kernel, pointer
 
 # The smallest float of full precision. Dividing by less may overflow.
 SMALLEST_NORMAL = sys.float_info.min
@@ -113,22 +112,18 @@ def vector(name: str, values: Any, length: int) -> NDArray[np.float64]:
 
 def copied_vector(name: str, values: Any, length: int) -> tuple[NDArray[np.float64], int]:
     """As :func:`vector`, and the first position of an entry that is not finite or is negative, or -1."""
+    copy = np.empty(length)
     if isinstance(values, torch.Tensor):
-        if (
-            type(values) is torch.Tensor
-            and values.is_cpu
-            and values.dtype in _PLAIN
-            and values.shape == (length,)
-            and values.is_contiguous()
-            and not values.is_neg()
-        ):  # what scores are like, without a look at all that they might be
-            copy = np.empty(length)
+        usual = type(values) is torch.Tensor and values.is_cpu and values.dtype in _PLAIN
+        if usual and values.shape == (length,) and values.is_contiguous() and not values.is_neg():
             return copy, _copy_from(values.data_ptr(), values.dtype is torch.float64, copy)
         if values.is_meta:
             raise ValueError(f"{name} is on the meta device and has no values: give a real tensor")
         if values.dtype.is_complex:
             raise TypeError(f"{name} must be real numbers, not {values.dtype}")
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy(force=True)
+    elif type(values) is np.ndarray and values.dtype == np.float64 and values.shape == (length,):
+        return copy, _copy(values, copy)
     try:
         array = np.asarray(values)
     except ValueError:
@@ -137,7 +132,6 @@ def copied_vector(name: str, values: Any, length: int) -> tuple[NDArray[np.float
         raise TypeError(f"{name} must be {length} numbers, not {values!r}")
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), one number an example, not {array.shape}")
-    copy = np.empty(length)
     return copy, _copy(array.astype(np.float64), copy)
 
 
@@ -173,11 +167,11 @@ def _copy(array: NDArray[Any], copy: NDArray[np.float64]) -> int:
 
 
 @kernel
-def _copy_from(address: int, double: bool, copy: NDArray[np.float64]) -> int:
+def _copy_from(at: int, double: bool, copy: NDArray[np.float64]) -> int:
     """:func:`_copy` of float64 or float32 at this address."""
     if double:
-        return _copy(carray(pointer(address), copy.shape, np.float64), copy)
-    return _copy(carray(pointer(address), copy.shape, np.float32), copy)
+        return _copy(carray(pointer(at), copy.shape, np.float64), copy)
+    return _copy(carray(pointer(at), copy.shape, np.float32), copy)
 
 
 def losses(losses: Any, K: int) -> None:

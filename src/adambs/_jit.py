@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba import carray as carray  # type: ignore[attr-defined]  # beside pointer, for kernels
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -26,12 +27,11 @@ def reordering_kernel(function: F) -> F:
 
     The same numbers give the same sum again, on the same processor. NaN and infinity are what they are.
     """
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
-    return cast(F, numba.njit(**options)(function))
+    sums = {"reassoc", "contract"}
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=sums)(function))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def pointer(typing_context: Any, address: Any) -> Any:
+def _pointer(typing_context: Any, address: Any) -> Any:
     """For kernels: memory at ``tensor.data_ptr()``, for ``numba.carray``.
 
     A tensor's address costs a tenth of what an array of it does. The caller keeps the tensor alive, and has
@@ -42,3 +42,6 @@ def pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.intp), code
+
+
+pointer: Any = intrinsic(_pointer)  # of no type that a checker could follow

@@ -4,13 +4,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from adambs import _check
-from adambs._types import State
+from adambs._jit import carray, pointer, reordering_kernel
+from adambs._types import Floats, Indices, State
 
 # The mean runs over so many steps.
 _MEMORY = 100
+
+# Squares that are added up in float32 before they go into a sum of float64.
+_BLOCK = 512
 
 
 class GradientClip:
@@ -61,11 +66,13 @@ class GradientClip:
                 gradients.append(p.grad)
         if not gradients:
             return
-        norm: Any = torch.nn.utils.get_total_norm(_measured(gradients, squares, eps))
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        norm: Any = _norm(gradients, squares, eps)
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler whose fused step unscales
         norm = norm if scale is None else norm / scale
-        shrink = self._shrink_known(norm.item()) if norm.is_cpu else self._shrink_on_device(norm)
+        if isinstance(norm, torch.Tensor):
+            shrink = self._shrink_known(norm.item()) if norm.is_cpu else self._shrink_on_device(norm)
+        else:
+            shrink = self._shrink_known(norm)
         if shrink is not None:
             torch._foreach_mul_(gradients, shrink)
 
@@ -148,12 +155,45 @@ class GradientClip:
         return f"GradientClip({self.factor:g})"
 
 
-def _measured(
-    gradients: list[torch.Tensor], squares: list[torch.Tensor], eps: list[float]
-) -> list[torch.Tensor]:
-    """g / (sqrt(v) + eps) if each has its v, else g."""
-    if len(squares) < len(gradients):
-        return gradients
-    roots = torch._foreach_sqrt(squares)
-    torch._foreach_add_(roots, eps)
-    return list(torch._foreach_div(gradients, roots))
+def _norm(gradients: list[torch.Tensor], squares: list[torch.Tensor], eps: list[float]) -> Any:
+    """The norm of all g / (sqrt(v) + eps) if each has its v, else of all g: a number, or a tensor."""
+    if len(squares) == len(gradients) and all(map(_plain, gradients)) and all(map(_plain, squares)):
+        addresses = [(g.data_ptr(), v.data_ptr(), g.numel()) for g, v in zip(gradients, squares, strict=True)]
+        return _norm_at(np.array(addresses), np.array(eps))
+    if len(squares) == len(gradients):
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, eps)
+        gradients = list(torch._foreach_div(gradients, roots))
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory is a row of float32 here. Asked of each parameter at each step."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.dtype is torch.float32
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+    )
+
+
+@reordering_kernel
+def _norm_at(addresses: Indices, eps: Floats) -> float:
+    """The norm of g / (sqrt(v) + eps) over all parameters: addresses of g and v, and their length. O(d).
+
+    One pass without temporary arrays. Sums are float32 over blocks, float64 over these.
+    """
+    total = 0.0
+    for i in range(len(addresses)):
+        size = addresses[i, 2]
+        g = carray(pointer(addresses[i, 0]), (size,), np.float32)
+        v = carray(pointer(addresses[i, 1]), (size,), np.float32)
+        small = np.float32(eps[i])
+        for start in range(0, size, _BLOCK):
+            block: Any = np.float32(0.0)
+            for j in range(start, min(start + _BLOCK, size)):
+                x = g[j] / (np.sqrt(v[j]) + small)
+                block += x * x
+            total += block
+    return float(np.sqrt(total))

@@ -5,10 +5,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from numba import carray
 
 from adambs import _check
-from adambs._jit import kernel, pointer
+from adambs._jit import carray, kernel, pointer
 from adambs._types import Floats, Indices
 from adambs.cap import capped_shares
 from adambs.carried import HALF, Carried

@@ -1,12 +1,6 @@
 """History: what was seen of each example while a sampler trained. An observer, never on the way.
 
-For each example, in one record of 32 bytes::
-
-    visits   last   learned_at   forgotten   mean   squares   slope   excess   last_loss   mean_loss
-    uint32   16     uint8        uint8       f32    f32       f32     f32      f32         f32
-
-``last`` is the upper half of a float32, rounded; a score has no sign, so the first bit says whether it was
-below ``learned``. A step touches the K records of its draw and no others: O(K), whatever n is.
+32 bytes an example, see ``visits.py``. A step touches the K records of its draw and no others.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from adambs import _check
-from adambs._jit import kernel
 from adambs._types import Floats, Indices
 from adambs.draw import Draw
 from adambs.feedback import _copied as start_copy
 from adambs.processes import Gathering
 from adambs.sampler import BanditSampler
-from adambs.suspects import Suspect, easiest, ranked
+from adambs.suspects import Suspect, checked_final, easiest, ranked
+from adambs.visits import RECORD, observe
 
 # The form of a state.
 _FORMAT = 2
@@ -37,21 +31,6 @@ _HUGE = 1e40
 
 # Losses wait here for the scores of their draw. A draw may never come back: so many wait at most.
 _MOST_WAITING = 1024
-
-_RECORD = np.dtype(
-    [
-        ("visits", np.uint32),
-        ("last", np.uint16),
-        ("learned_at", np.uint8),
-        ("forgotten", np.uint8),
-        ("mean", np.float32),
-        ("squares", np.float32),
-        ("slope", np.float32),
-        ("excess", np.float32),
-        ("last_loss", np.float32),
-        ("mean_loss", np.float32),
-    ]
-)
 
 # What is usual is a mean over all examples, in which each step counts this much less than the next.
 _FADING = 0.95
@@ -84,7 +63,7 @@ class History:
         self.n = _check.whole("n", n, least=1)
         self.learned = _check.positive("learned", learned)
         self.with_losses = bool(with_losses)
-        self._records = np.zeros(self.n, _RECORD)  # the system hands out zeros as they are first written
+        self._records = np.zeros(self.n, RECORD)  # the system hands out zeros as they are first written
         self._usual = (0.0, 0.0)  # weighted sums of the last steps: of the losses (or scores), and of ones
         self._losses: dict[int, _Waiting] = {}
         self._sampler: BanditSampler | None = None
@@ -160,7 +139,7 @@ class History:
         self._usual = total, count
         kept = np.minimum(scores, _LARGEST).astype(np.float32)
         last = ((kept.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
-        _observe(
+        observe(
             self._records,
             draw._indices,
             kept,
@@ -174,12 +153,12 @@ class History:
     def table(self) -> Table:
         """Everything that is known, by name: arrays with an entry for each example. New arrays, O(n).
 
-        ``visits``; of the scores ``last_score`` (to a third digit), ``mean_score``, their ``scatter`` (standard deviation) and
-        ``trend`` (slope of the straight line through them, per visit; NaN before the second);
+        ``visits``; of the scores ``last_score`` (to 0.4 %), ``mean_score``, their ``scatter`` (standard
+        deviation) and ``trend`` (slope of the straight line through them, per visit; NaN before the second);
         ``learned_at``, the visit at which it was first learned, 0 if never; ``forgotten``, how often it was
         learned at one visit and not at the next; ``excess``, the mean over its visits of the loss (of the
-        score, if losses are not kept) minus what was usual among all examples at that step; ``last_loss`` and ``mean_loss`` if losses are kept. What is
-        not known of an example that was never visited is NaN.
+        score, if losses are not kept) minus what was usual among all examples at that step; ``last_loss``
+        and ``mean_loss`` if losses are kept. What is not known of an example that was never visited is NaN.
         """
         self._settle()
         r = self._records
@@ -243,7 +222,7 @@ class History:
                 model, from one forward pass over the data, if you have made one.
         """
         if final is not None:
-            final = _check_final(final, self.n)
+            final = checked_final(final, self.n)
         return ranked(self.table(), labels, _check.whole("k", k, least=1), final)
 
     def easy(self, k: int) -> Indices:
@@ -272,15 +251,20 @@ class History:
         for name, ours in (("learned", self.learned), ("with_losses", self.with_losses)):
             if _check.entry(state, name) != ours:
                 raise ValueError(f"state has {name} = {state[name]!r}, this history {ours!r}: build it alike")
-        usual = _check.number(state, "usual_sum", -_HUGE, _HUGE), _check.number(state, "usual_count", 0, _HUGE)
-        fields, records = _check.mapping(state, "records"), np.zeros(self.n, _RECORD)
+        usual = (
+            _check.number(state, "usual_sum", -_HUGE, _HUGE),
+            _check.number(state, "usual_count", 0, _HUGE),
+        )
+        fields, records = _check.mapping(state, "records"), np.zeros(self.n, RECORD)
         for name in self._fields():
-            whole = _RECORD[name].kind == "u"
-            bounds = (0, 256 ** _RECORD[name].itemsize - 1) if whole else (None, None)
+            whole = RECORD[name].kind == "u"
+            bounds = (0, 256 ** RECORD[name].itemsize - 1) if whole else (None, None)
             kind = "int64" if whole else "float32"
             records[name] = _check.array(fields, name, (self.n,), kind, *bounds, path="state['records']")
         bad = ~(np.isfinite(records["mean"]) & (records["squares"] >= 0) & np.isfinite(records["squares"]))
-        bad |= ~(np.isfinite(records["slope"]) & np.isfinite(records["excess"]) & np.isfinite(records["mean_loss"]))
+        bad |= ~(
+            np.isfinite(records["slope"]) & np.isfinite(records["excess"]) & np.isfinite(records["mean_loss"])
+        )
         bad |= records["learned_at"] > records["visits"]
         if bad.any():
             raise ValueError(f"state['records'] is damaged: example {int(bad.argmax())} cannot be like that")
@@ -288,7 +272,7 @@ class History:
         self._losses.clear()
 
     def _fields(self) -> tuple[str, ...]:
-        names = tuple(_RECORD.names or ())
+        names = tuple(RECORD.names or ())
         return names if self.with_losses else names[:-2]
 
     @property
@@ -316,61 +300,3 @@ def _finite(losses: Floats, draw: Draw) -> Floats:
             f"losses[{bad[0]}] is {losses[bad[0]]} (draw {draw.number}): every loss must be finite"
         )
     return losses
-
-
-def _check_final(final: Any, n: int) -> Floats:
-    if isinstance(final, torch.Tensor):
-        final = final.numpy(force=True)
-    values = np.asarray(final)
-    if values.shape != (n,) or values.dtype.kind != "f":
-        raise ValueError(
-            f"final must be {n} floats, one an example of the history, not {values.dtype} of shape "
-            f"{values.shape}"
-        )
-    if not np.isfinite(values).all():
-        raise ValueError(f"final[{int(np.argmin(np.isfinite(values)))}] is not finite")
-    return values.astype(np.float64)
-
-
-@kernel
-def _observe(
-    records: NDArray[Any],
-    indices: Indices,
-    scores: NDArray[np.float32],
-    last: NDArray[np.uint16],
-    losses: Floats,
-    usual: float,
-    with_losses: bool,
-    learned: float,
-) -> None:
-    """A visit to each of ``indices``, one after the other: whoever was drawn twice was visited twice.
-
-    With x = 1, 2, ... the number of the visit and y the score (Welford): the mean m moves by (y - m_old) / k,
-    the sum of squares around it grows by (y - m_old)(y - m_new), and that of (x - mean x)(y - mean y) by
-    (k - k/2)(y - m_new), for the mean of 1 ... k-1 is k/2. The excess is a mean in which the first visit
-    counts 0.3, for the model had hardly been trained then, and the others 1. Arithmetic in float64, rounded to float32.
-    """
-    for i in range(indices.shape[0]):
-        j = indices[i]
-        y = np.float64(scores[i])
-        k = np.int64(records[j].visits) + 1
-        old = np.float64(records[j].mean)
-        new = old + (y - old) / k
-        low = y < learned
-        if low:
-            if records[j].learned_at == 0:
-                records[j].learned_at = min(k, 255)
-        elif k > 1 and records[j].last & 0x8000 and records[j].forgotten < 255:
-            records[j].forgotten += 1
-        records[j].visits = k
-        records[j].mean = new
-        records[j].squares = np.float64(records[j].squares) + max((y - old) * (y - new), 0.0)
-        records[j].slope = np.float64(records[j].slope) + 0.5 * k * (y - new)
-        records[j].last = last[i] | 0x8000 if low else last[i]
-        counts = 1.0 if k > 1 else 0.3
-        before = np.float64(records[j].excess)
-        records[j].excess = before + counts / (k - 0.7) * (losses[i] - usual - before)
-        if with_losses:
-            records[j].last_loss = losses[i]
-            before = np.float64(records[j].mean_loss)
-            records[j].mean_loss = before + (losses[i] - before) / k

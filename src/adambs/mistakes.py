@@ -34,8 +34,6 @@ class Mistakes:
         self._weighted = 0
         self._equal: list[float] = []
         self._batches = 0
-        self.watching = True
-        """Whether :meth:`feedback` has not seen enough yet."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the draws: a copy of a draw does not know what is done with the original."""
@@ -66,7 +64,6 @@ class Mistakes:
                     "and they change from batch to batch: they look like a loss after a mean reduction. Give "
                     "one score for each example, e.g. adambs.scores.cross_entropy(logits, y)",
                 )
-        self.watching = self._weighted < _PATIENCE or self._batches < _EQUAL_BATCHES
 
     def alone(self, processes: int) -> None:
         """So many processes were started, and have nothing to share draws through."""

@@ -8,8 +8,8 @@ until then, so that processes which are out of step are told so.
 The only module that uses ``torch.distributed``.
 """
 
-import hashlib
 import os
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,8 +20,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from adambs import _check
+from adambs._jit import kernel
 from adambs._types import Floats, Indices
 from adambs.draw import Draw
+from adambs.fingerprints import hashed
 
 # What stands before the numbers of each process: the kind of exchange, the number of the draw, how many draws
 # were made, a digest of them, and whether the optimizer's step was skipped.
@@ -43,8 +45,8 @@ class Gathering:
     def __init__(self, group: "Group", sizes: list[int], most: int, width: int, ours: torch.Tensor) -> None:
         self._sizes, self._most, self._width = sizes, most, width
         self._ours = ours  # must live until it was sent
-        self._all = ours.new_empty(group.size * len(ours))
-        self._work = _all_gather(self._all, ours, group=group.handle, async_op=True)
+        self._all = ours.new_empty(group.size, len(ours))
+        self._work = _all_gather(self._all, ours, group.handle)
         self._arrived: tuple[Floats, Floats] | None = None
 
     def wait(self) -> tuple[Floats, Floats]:
@@ -52,9 +54,11 @@ class Gathering:
         if self._arrived is None:
             if self._work is not None:
                 self._work.wait()
-            rows = self._rows = self._all.cpu().numpy().reshape(len(self._sizes), -1)
-            values = [row[_HEADER : _HEADER + size] for row, size in zip(rows, self._sizes, strict=True)]
-            self._arrived = rows[:, :_HEADER], np.concatenate(values)
+            rows = self._rows = self._all.cpu().numpy()
+            values = np.empty(sum(self._sizes))
+            self._in_step, self._skipped = _unpacked(rows, np.array(self._sizes), values)
+            self._arrived = rows[:, :_HEADER], values
+        if not self._in_step:
             _refuse_out_of_step(self._arrived[0])
         return self._arrived
 
@@ -67,7 +71,8 @@ class Gathering:
 
     def skipped(self) -> bool:
         """Whether any process has skipped its step."""
-        return bool(self.wait()[0][:, 4].any())
+        self.wait()
+        return self._skipped
 
 
 class Group:
@@ -156,7 +161,7 @@ class Group:
 
     def agree(self, entries: Mapping[str, str]) -> None:
         """Raise the same ``ValueError`` on all ranks if ``entries`` differ between them."""
-        digest = float(int.from_bytes(_hashed(dict(entries)).digest()[:6], "big"))
+        digest = float(int.from_bytes(hashed(dict(entries)).digest()[:6], "big"))
         _, digests = self.gather("a comparison of samplers", [digest], self.size).wait()
         if (digests == digests[0]).all():
             return
@@ -239,8 +244,9 @@ class Processes:
     def handed_out(self, draw: Draw) -> Draw:
         """This process's part of a new draw."""
         if self.group is not None:
-            for array in (draw._indices, draw._ratios, np.array([draw.correction])):
-                self.group.digest = zlib.crc32(array.tobytes(), self.group.digest)
+            digest = zlib.crc32(np.ascontiguousarray(draw._indices).data, self.group.digest)
+            digest = zlib.crc32(np.ascontiguousarray(draw._ratios).data, digest)
+            self.group.digest = zlib.crc32(struct.pack("<d", draw.correction), digest)
         return self.part(draw)
 
     def part(self, draw: Draw) -> Draw:
@@ -286,37 +292,6 @@ def refuse_empty_parts(batch_size: int, processes: int) -> None:
         )
 
 
-def fingerprint(identity: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
-    """What must be the same on all ranks: settings in words, the state of each part as a digest."""
-    entries = {name: f"{value!r:.200}" for name, value in identity.items()}
-    entries["correction"] = repr(state["correction"])
-    entries["the number of the next draw"] = repr(state["awaited"]["following"])
-    for name, part in state.items():
-        if isinstance(part, Mapping) and name not in identity:
-            if name == "candidates":  # clocks differ; how often they were read must not
-                part = {key: len(value) if "seconds" in key else value for key, value in part.items()}
-            entries[f"state[{name!r}]"] = f"digest {_hashed(part).hexdigest()[:12]}"
-    return entries
-
-
-def _hashed(value: Any, into: Any = None) -> Any:
-    """A digest of nested plain values and tensors."""
-    into = hashlib.blake2b() if into is None else into
-    if isinstance(value, Mapping):
-        for name in sorted(value):
-            into.update(repr(name).encode())
-            _hashed(value[name], into)
-    elif isinstance(value, list | tuple):
-        into.update(str(len(value)).encode())
-        for item in value:
-            _hashed(item, into)
-    elif isinstance(value, torch.Tensor):
-        into.update(np.ascontiguousarray(value.numpy(force=True)).data)
-    else:
-        into.update(repr(value).encode() + b";")
-    return into
-
-
 def _refuse_out_of_step(headers: Floats) -> None:
     """Raise the same error on all ranks if what they exchange does not belong together."""
     for column, words in enumerate(_IN_STEP):
@@ -340,7 +315,30 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
-def _all_gather(into: torch.Tensor, ours: torch.Tensor, **options: Any) -> Any:
-    """The name of this collective has changed."""
+def _all_gather(into: torch.Tensor, ours: torch.Tensor, group: Any) -> Any:
+    """Start to fill the rows of ``into``, without waiting.
+
+    On the CPU by the group's own method: the function around it takes a tenth of a millisecond.
+    """
+    if ours.is_cpu:
+        return group.allgather([list(into.unbind(0))], [ours])
+    # The name of this collective has changed.
     function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function(into, ours, **options)
+    return function(into.view(-1), ours, group=group, async_op=True)
+
+
+@kernel
+def _unpacked(rows: Floats, sizes: Indices, values: Floats) -> tuple[bool, bool]:
+    """Put the numbers of all ranks one after the other.
+
+    Whether the ranks are in step, and whether any has skipped its step.
+    """
+    in_step, skipped, start = True, False, 0
+    for rank in range(rows.shape[0]):
+        for column in range(_HEADER - 1):
+            in_step &= rows[rank, column] == rows[0, column]
+        skipped |= rows[rank, _HEADER - 1] != 0.0
+        for k in range(sizes[rank]):
+            values[start + k] = rows[rank, _HEADER + k]
+        start += sizes[rank]
+    return in_step, skipped

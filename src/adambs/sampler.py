@@ -16,10 +16,11 @@ from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
 from adambs.epochs import Epochs, InEpochs
 from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report
+from adambs.fingerprints import fingerprint
 from adambs.gate import Gate
 from adambs.looking import Looking
 from adambs.mistakes import Mistakes
-from adambs.processes import Processes, fingerprint
+from adambs.processes import Processes
 from adambs.proposals import Passes, RandomStream, Sources
 from adambs.ready import Ready
 from adambs.rules.base import Rule
@@ -117,7 +118,6 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         self.counters = Counters()
         self.cap = Cap(cap)
         self._connect()
-
         self.feedback = Feedback(feedback)
         self.processes = Processes(group)
         self.observers: list[Observer] = []
@@ -145,9 +145,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         and whenever it pays (see :class:`Candidates`), some candidates are drawn from p and scored, the rule
         learns from them, and the batch is chosen among them.
         """
-        if score is None:
-            return self.draw_after(None)
-        return self.draw_after(lambda candidates: score(candidates.indices))
+        return self.draw_after(None if score is None else lambda candidates: score(candidates.indices))
 
     def draw_after(self, look: Look | None) -> Draw:
         """As :meth:`draw`, with a function from this process's part of the candidates to their scores."""
@@ -183,19 +181,16 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
 
     def _plain(self) -> Draw:
         indices, ratios, reshuffled = self._sources.batch(self.batch_size)
-        if reshuffled:
-            self.counters.reshuffled += 1
+        self.counters.reshuffled += reshuffled
         return self._numbered(indices, ratios)
 
     def _numbered(
         self, indices: Indices, ratios: Floats, p_ratios: Floats | None = None, learned: bool = False
     ) -> Draw:
         """The draw with the next number, awaited from now on."""
-        awaited = self.awaited
-        draw = Draw(
-            awaited.following, indices, ratios, self.n, self._correction, p_ratios, learned, self.cap.limit
-        )
-        awaited.add(draw)
+        following, limit = self.awaited.following, self.cap.limit
+        draw = Draw(following, indices, ratios, self.n, self._correction, p_ratios, learned, limit)
+        self.awaited.add(draw)
         self.counters.draws += 1
         return draw
 
@@ -233,8 +228,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         if not draw.learned:
             self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
-        if self.mistakes.watching:
-            self.mistakes.feedback(draw, scores, by_number=by_number)
+        self.mistakes.feedback(draw, scores, by_number=by_number)
         for observer in self.observers:
             observer(draw, scores)
 

@@ -21,7 +21,8 @@ from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.draw import Draw, _Cut
 from adambs.feedback import Report
-from adambs.processes import fingerprint, refuse_empty_parts
+from adambs.fingerprints import fingerprint
+from adambs.processes import refuse_empty_parts
 from adambs.rules.calibrated import Calibrated
 from adambs.rules.shard_kernels import FROM_A_PASS, Bytes, ratios_of
 from adambs.rules.sharded import Lesson, Piece, ShardedCalibrated, SharedStream

@@ -11,7 +11,8 @@ from adambs import _check
 from adambs.draw import Draw
 from adambs.feedback import Awaited, DrawOrNumber, Feedback
 from adambs.fetching import as_it_is
-from adambs.processes import Processes, fingerprint
+from adambs.fingerprints import fingerprint
+from adambs.processes import Processes
 from adambs.proposals import RandomStream
 from adambs.sources import Nothing, Progress, Reader, Ticket, Worth
 from adambs.states import MadeOfParts

@@ -28,9 +28,7 @@ class Suspect:
     reason: str
 
 
-def ranked(
-    table: dict[str, NDArray[Any]], labels: Any, k: int, final: Floats | None = None
-) -> list[Suspect]:
+def ranked(table: dict[str, NDArray[Any]], labels: Any, k: int, final: Floats | None = None) -> list[Suspect]:
     """The k most suspicious examples, the worst first."""
     visits = table["visits"]
     given, classes = _classes(labels, len(visits))
@@ -89,6 +87,21 @@ def suspicions(
 def _standard(values: Floats) -> Floats:
     scatter = float(values.std())
     return (values - values.mean()) / scatter if scatter > 0 else np.zeros(len(values))
+
+
+def checked_final(final: Any, n: int) -> Floats:
+    """``final`` as an array, or an error."""
+    if isinstance(final, torch.Tensor):
+        final = final.numpy(force=True)
+    values = np.asarray(final)
+    if values.shape != (n,) or values.dtype.kind != "f":
+        raise ValueError(
+            f"final must be {n} floats, one an example of the history, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"final[{int(np.argmin(np.isfinite(values)))}] is not finite")
+    return values.astype(np.float64)
 
 
 def easiest(table: dict[str, NDArray[Any]], k: int) -> Indices:

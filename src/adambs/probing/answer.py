@@ -9,17 +9,20 @@ from typing import Any
 
 from adambs.probing import measures
 
-# Speedup in steps = (variance reduction of a batch) ^ EXPONENT; the range is that, by the clock, over and
-# times WIDTH. Fitted to recorded runs, see docs/data-insight.md.
-EXPONENT = 0.25
+# The logarithm of the expected speedup is RISE x / (1 + BEND x), with x the logarithm of the potential
+# variance reduction half way through the training, minus that of what the bandit's own steps cost. The range
+# is that over and times WIDTH. Fitted to recorded runs by adambs.lab.insight.probe_evidence, see
+# docs/data-insight.md.
+RISE = 0.30
+BEND = 0.50
 WIDTH = math.sqrt(1.45)
 
 # Below this the noise of a batch is less than its mean: no p helps much.
 _NOISY = 1.0
 # What is expected must be above this to be worth a change of the training loop.
 _WORTHWHILE = 1.05
-# By how much more than memory a look, or a context, must promise before it is recommended.
-_BETTER = 1.05
+# How many times more than memory a context must promise before it is recommended.
+_BETTER = 1.2
 
 USE, LOOK, CONTEXT, PLAIN, UNKNOWN = "use it", "look before drawing", "give it a context", "plain", "unknown"
 
@@ -77,28 +80,35 @@ class Answer:
 
     @property
     def noise_now(self) -> float:
-        """The median of what was measured after the start: noise grows as training goes on."""
-        values = sorted(value for _, value in self.noise[1:] or self.noise)
-        return values[len(values) // 2] if values else math.nan
+        """The largest that was measured after the start: noise grows as training goes on."""
+        return max((value for _, value in self.noise[1:] or self.noise), default=math.nan)
 
-    def _expected(self, value: float, cost: float) -> float:
-        return float(measures.of_a_batch(value, self.noise_now) ** EXPONENT) / cost
+    @property
+    def planned(self) -> float:
+        """How many steps the training would have."""
+        return self.epochs * self.n / self.batch_size
+
+    @property
+    def foreseen(self) -> float:
+        """The potential half way through the training: as measured, or continued from what was measured."""
+        return measures.ahead(self.potential, self.planned / 2) if self.potential else math.nan
 
     @property
     def expected(self) -> float:
-        """The speedup by the clock that the recorded runs suggest, with the settings of the verdict."""
+        """The speedup by the clock that the recorded runs suggest for the library's default."""
         if not self.measured:
             return math.nan
-        return max(self._memory_speedup, self._look_speedup) if self.kind == LOOK else self._memory_speedup
+        value = self.foreseen
+        if self.noise_now < _NOISY:
+            value = measures.of_a_batch(value, self.noise_now)
+        return measures.expected_gain(value, RISE, BEND) / (1 + self.overhead)
 
     @property
-    def _memory_speedup(self) -> float:
-        return self._expected(self.kept, 1 + self.overhead)
-
-    @property
-    def _look_speedup(self) -> float:
-        gain = measures.look_gain(self.possible, self.kept)
-        return self._expected(self.kept * gain, measures.look_cost(self.look) + self.overhead)
+    def _look_pays(self) -> bool:
+        """As :class:`adambs.Candidates` decides, with what p had learned if it has had a pass to do so."""
+        learned = self.learned[-1][1] if self.steps >= self.n / self.batch_size else self.kept
+        gain = measures.look_gain(self.possible, min(max(learned, 1.0), self.possible))
+        return gain > measures.look_cost(self.look)
 
     @property
     def speedup(self) -> tuple[float, float]:
@@ -117,12 +127,12 @@ class Answer:
             return UNKNOWN
         if self.noise_now < _NOISY:
             return PLAIN
-        if self._look_speedup > _BETTER * max(self._memory_speedup, 1.0):
+        if self._look_pays:
             return LOOK
         context = self.best_context
-        if context is not None and context[1] > max(self.kept, _WORTHWHILE) * _BETTER**4:
+        if context is not None and context[1] > max(self.kept, _WORTHWHILE) * _BETTER:
             return CONTEXT
-        return USE if self._memory_speedup > _WORTHWHILE else PLAIN
+        return USE if self.expected > _WORTHWHILE else PLAIN
 
     @property
     def verdict(self) -> str:
@@ -159,8 +169,9 @@ class Answer:
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name in ("potential", "learned", "losses", "memory", "noise"):
             found[name] = [[step, _plain(value)] for step, value in getattr(self, name)]
-        for name in ("step_seconds", "overhead", "look", "possible", "kept", "noise_now", "expected"):
+        for name in ("step_seconds", "overhead", "look", "possible", "foreseen", "kept", "noise_now"):
             found[name] = _plain(getattr(self, name))
+        found["expected"] = _plain(self.expected)
         found["speedup"] = [_plain(value) for value in self.speedup]
         found["kind"], found["verdict"] = self.kind, self.verdict
         return found
@@ -172,6 +183,11 @@ class Answer:
             first, last = self.potential[0][1], self.potential[-1][1]
             rows.append(
                 ("to win", f"the best p lowers the noise {first:.2f} times at first, {last:.2f} at the end")
+            )
+            half = self.planned / 2
+            how = "as measured" if half <= self.steps else f"continued from {self.steps:,}"
+            rows.append(
+                ("half way", f"{self.foreseen:.2f} times at step {half:,.0f} of {self.planned:,.0f}, {how}")
             )
             rows.append(("of it kept", f"a memory of one pass keeps {self.kept:.2f} of {self.possible:.2f}"))
         if self.noise:
@@ -191,7 +207,8 @@ class Answer:
         rows = [f"  {name:<12}{text}" for name, text in self.lines()]
         if self.measured:
             low, high = self.speedup
-            rows.append(f"  {'expected':<12}{low:.2f} to {high:.2f} times as fast by the clock")
+            over = f"over {self.epochs:g} epoch{'s' * (self.epochs != 1)}"
+            rows.append(f"  {'expected':<12}{low:.2f} to {high:.2f} times as fast by the clock, {over}")
         return "\n".join([head, *rows, f"  {'verdict':<12}{self.verdict}"])
 
     def _chart(self) -> dict[str, Any] | None:

@@ -104,6 +104,35 @@ def at_age(pairs: Sequence[tuple[int, float]], age: float) -> float:
     return max(float(np.exp(level + slope * math.log(age) if slope < 0 else y.mean())), 1.0)
 
 
+def ahead(pairs: Sequence[tuple[int, float]], step: float) -> float:
+    """What something that was measured at some steps is at another, later ones included.
+
+    The line of least squares through the logarithms, over that of the step, of what was measured within a
+    factor of four before and of two after it (before the last step, if ``step`` lies beyond); it never
+    falls, and rises no faster than the step.
+    """
+    known = [(float(s), max(value, 1.0)) for s, value in pairs if s > 0]
+    if not known:
+        return 1.0
+    centre = min(max(step, known[0][0]), known[-1][0])
+    near = [(s, value) for s, value in known if centre / 4 <= s <= centre * 2]
+    x, y = np.log([s for s, _ in near]), np.log([value for _, value in near])
+    scatter = float(np.square(x - x.mean()).sum())
+    slope = float((x - x.mean()) @ y) / scatter if scatter > 0 else 0.0
+    slope = min(max(slope, 0.0), 1.0)
+    return max(float(np.exp(y.mean() + slope * (math.log(max(step, 1.0)) - x.mean()))), 1.0)
+
+
+def expected_gain(reduction: float, rise: float, bend: float) -> float:
+    """The speedup that such a potential variance reduction has had in recorded runs.
+
+    Its logarithm is ``rise`` x / (1 + ``bend`` x), with x that of the reduction: in proportion where there
+    is little to win, and less than that where noise is no longer what holds training up.
+    """
+    x = math.log(max(reduction, 1.0))
+    return math.exp(rise * x / (1 + bend * x))
+
+
 def look_gain(possible: float, kept: float) -> float:
     """By how much a look lowers the rest, if p has ``kept`` so much of what is ``possible``.
 

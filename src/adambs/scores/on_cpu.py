@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adambs._jit import kernel, pointer, reordering_kernel
+from adambs._jit import carray, kernel, pointer, reordering_kernel
 from adambs._types import Floats
 
 _FLOATS = (torch.float32, torch.float64)  # what the loops are compiled for
@@ -201,8 +200,8 @@ def _exponentials(x: Floats, e: Floats, count: int) -> None:
     """e = exp(x) for x <= 0, to the last bit or two; 0 below -708, NaN for NaN. Overwrites x.
 
     exp(x) = 2^k exp(r) with whole k and |r| <= log(2) / 2; exp(r) by its series to the twelfth power, whose
-    rest is below 2e-16; times 2^k by adding k to the exponent's bits. Adding 1.5 x 2^52 rounds to whole numbers
-    and leaves them in the lowest bits. Unlike a call of ``exp``, this is done for several x at once.
+    rest is below 2e-16; times 2^k by adding k to the exponent's bits. Adding 1.5 x 2^52 rounds to whole
+    numbers and leaves them in the lowest bits. Unlike a call of ``exp``, this is done for several x at once.
     """
     for t in range(count):
         v = x[t]

@@ -34,8 +34,8 @@ _FOLDS = 5
 # Name -> what it is. Those of the first part are made from one training with AdamBS, those of the second from
 # one with plain Adam, and the last from five.
 RANKINGS = {
-    "history": "adambs.History with a last pass, each example compared with its class",
-    "history, one class": "the same without labels",
+    "history": "adambs.History with a last pass, all examples as one class",
+    "history, by class": "the same, each example compared with its class",
     "history, no last pass": "without a pass over the data at the end",
     "history, scores only": "without a last pass, and from scores alone",
     "p": "the sampler's p at the end",
@@ -293,17 +293,15 @@ def _by_one_training(experiment: Experiment, data: datasets.Data, seed: int) -> 
     a_pass = clock() - start
     start = clock()
     kept = history.table()
-    found = suspicions(kept, classes, last)[0]
+    found = suspicions(kept, one_class, last)[0]
     watched += clock() - start
     scores_only = {name: column for name, column in kept.items() if "loss" not in name}
     scores_only["excess"] = visits.excess()
     rankings = {
         "history": Ranking(found, seconds + a_pass, watched + a_pass),
-        "history, one class": Ranking(
-            suspicions(kept, one_class, last)[0], seconds + a_pass, watched + a_pass
-        ),
-        "history, no last pass": Ranking(suspicions(kept, classes)[0], seconds, watched),
-        "history, scores only": Ranking(suspicions(scores_only, classes)[0], seconds, watched),
+        "history, by class": Ranking(suspicions(kept, classes, last)[0], seconds + a_pass, watched + a_pass),
+        "history, no last pass": Ranking(suspicions(kept, one_class)[0], seconds, watched),
+        "history, scores only": Ranking(suspicions(scores_only, one_class)[0], seconds, watched),
         "p": Ranking(bandit.probabilities(), seconds, 0.0),
         "last loss": Ranking(last, seconds + a_pass, a_pass),
         **visits.rankings("", seconds),

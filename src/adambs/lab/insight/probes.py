@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 from torch.utils.data import TensorDataset
 
 import adambs
 from adambs.lab import models
 from adambs.lab.experiments import reproduce
 from adambs.lab.runs import training
+from adambs.probing import Progress
 
 _REQUIRED = ("model", "train", "loss", "batch_size")
 _OPTIONAL = ("epochs", "lr", "optimizer", "contexts", "collate_fn", "seed")
@@ -80,19 +82,28 @@ def from_experiment(
     return Question(model, train, losses_and_scores, experiment.batch_size, options)
 
 
+def run(question: Question, seconds: float, progress: Progress | None = None) -> adambs.Answer:
+    """Probe."""
+    return adambs.probe(
+        question.model,
+        question.train,
+        question.loss,
+        batch_size=question.batch_size,
+        seconds=seconds,
+        progress=progress,
+        **question.options,
+    )
+
+
 def run_with_progress(console: Console, question: Question, seconds: float) -> adambs.Answer:
     """Probe, with a bar that ends when the time is over."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("probing", total=1.0)
-        return adambs.probe(
-            question.model,
-            question.train,
-            question.loss,
-            batch_size=question.batch_size,
-            seconds=seconds,
-            progress=lambda share, words: bar.update(task, completed=share, description=words),
-            **question.options,
+        return run(
+            question,
+            seconds,
+            lambda share, words: bar.update(task, completed=share, description=words),
         )
 
 
