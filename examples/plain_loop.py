@@ -27,8 +27,9 @@ def trained(sampler: adambs.BanditSampler, epochs: int = 20) -> nn.Module:
         for (inputs, labels), draw in loader:
             logits = net(inputs)
             optimizer.zero_grad()
-            draw.mean(F.cross_entropy(logits, labels, reduction="none")).backward()
-            optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))
+            scores = adambs.scores.cross_entropy(logits, labels)
+            draw.mean(F.cross_entropy(logits, labels, reduction="none"), scores).backward()
+            optimizer.step(draw, scores)
     return net
 
 

@@ -31,9 +31,11 @@ def losses_after(steps: int, bandit: bool) -> list[float]:
         for (rows, wanted), draw in adambs.BanditLoader(train, sampler):
             logits = net(rows).squeeze(1)
             optimizer.zero_grad()
-            draw.mean(F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")).backward()
+            losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+            scores = adambs.scores.binary_cross_entropy_with_logits(logits, wanted)
+            draw.mean(losses, scores).backward()
             optimizer.step()
-            sampler.update(draw, adambs.scores.binary_cross_entropy_with_logits(logits, wanted))
+            sampler.update(draw, scores)
             done += 1
             if done % (steps // 4) == 0:
                 with torch.no_grad():

@@ -52,8 +52,9 @@ while sampler.epochs.current.number < options.epochs:
     for (inputs, labels), draw in loader:  # this process's part of the batch
         logits = model(inputs)
         optimizer.zero_grad()
-        draw.mean(F.cross_entropy(logits, labels, reduction="none")).backward()
-        optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))  # gathered from all processes
+        scores = adambs.scores.cross_entropy(logits, labels)
+        draw.mean(F.cross_entropy(logits, labels, reduction="none"), scores).backward()
+        optimizer.step(draw, scores)  # gathered from all processes
     if rank == 0:
         with torch.no_grad():
             error = (net(test[0]).argmax(1) != test[1]).float().mean()

@@ -2,7 +2,7 @@
 The first ten minutes
 =====================
 
-A training loop, the five lines that change, and a look at what the bandit has learned. Everything runs on the
+A training loop, the few lines that change, and a look at what the bandit has learned. Everything runs on the
 handwritten digits that come with scikit-learn, in less than a minute.
 
 The data: digits of which some are rare
@@ -77,8 +77,9 @@ for _epoch in range(30):
         logits = model(images)
         losses = F.cross_entropy(logits, labels, reduction="none")
         optimizer.zero_grad()
-        draw.mean(losses).backward()
-        optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))
+        scores = adambs.scores.cross_entropy(logits, labels)
+        draw.mean(losses, scores).backward()
+        optimizer.step(draw, scores)
     bandit.append(training_loss(model))
 
 # %%

@@ -8,8 +8,9 @@ The parts, in the order in which a training loop meets them::
         logits = model(x)
         losses = F.cross_entropy(logits, y, reduction="none")
         optimizer.zero_grad()
-        draw.mean(losses).backward()                                        # unbiased, eq. (1)
-        optimizer.step(draw, adambs.scores.cross_entropy(logits, y))        # Adam's step, then p's
+        scores = adambs.scores.cross_entropy(logits, y)                     # bounds on gradient norms
+        draw.mean(losses, scores).backward()                                # eq. (1)
+        optimizer.step(draw, scores)                                        # Adam's step, then p's
 
 ``adambs.reference`` is the slow, dense oracle in the paper's letters; nothing else here uses it.
 """

@@ -60,13 +60,14 @@ _LANES = (("photograph",), ("heavy-tailed", "balanced-digits"))
 
 NEXT = """1. Is it for your model? A minute on a copy of it says what there is to win:
    print(adambs.probe(model, train, F.cross_entropy, batch_size=128))
-2. Then five lines of your loop change:
+2. Then a few lines of your loop change:
    sampler = adambs.BanditSampler(len(train), batch_size=128)
    optimizer = adambs.AdamBS(model.parameters(), sampler, lr=1e-3)
    for (x, y), draw in adambs.BanditLoader(train, sampler):
        ...
-       draw.mean(losses).backward()
-       optimizer.step(draw, adambs.scores.cross_entropy(logits, y))"""
+       scores = adambs.scores.cross_entropy(logits, y)
+       draw.mean(losses, scores).backward()
+       optimizer.step(draw, scores)"""
 
 
 def run_demo(console: Console, out: Path, seeds: int, *, command: str) -> None:
