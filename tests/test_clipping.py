@@ -79,7 +79,7 @@ def test_the_norm_is_that_of_all_parameters_and_those_without_a_gradient_do_not_
 def problem(optimizer_class, **options):
     """A net on a constant gradient whose scale jumps by 100 at step 30: without a clip it is thrown."""
     net = small_net(dtype=torch.float64)
-    sampler = adambs.BanditSampler(60, 10, rule=adambs.Uniform())
+    sampler = adambs.BanditSampler(60, 10, initial_weights=np.arange(1, 61), gate=0)
     return net, optimizer_class(net.parameters(), sampler, **options)
 
 
@@ -96,10 +96,10 @@ def steps(net, optimizer, count, jump=10**9, closure=False):
 
         draw = optimizer.sampler.draw()
         if closure:
-            optimizer.step(draw, np.ones(10), evaluate)
+            optimizer.step(draw, np.linspace(1, 5, 10), evaluate)
         else:
             evaluate()
-            optimizer.step(draw, np.ones(10))
+            optimizer.step(draw, np.linspace(1, 5, 10))
 
 
 @pytest.mark.parametrize("closure", [False, True])
@@ -118,9 +118,24 @@ def test_an_optimizer_clips_as_one_whose_gradients_were_clipped_before(kind, clo
         plain.step()
     assert same(net.state_dict(), twin.state_dict())
     assert optimizer.clip.clipped == clip.clipped > 0
-    without, loose = problem(kind, lr=0.01)
+    without, loose = problem(kind, lr=0.01, clip=math.inf)
     steps(without, loose, 40, jump=30)
     assert not same(without.state_dict(), net.state_dict())
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_batches_with_weights_of_one_make_plain_steps_and_are_measured(closure):
+    """While p does not pay, the optimizer does what it would do without a bandit."""
+    net, twin = small_net(dtype=torch.float64), small_net(dtype=torch.float64)
+    ours = adambs.AdamBS(net.parameters(), adambs.BanditSampler(60, 10, rule=adambs.Uniform()), lr=0.01)
+    plain = adambs.AdamBS(
+        twin.parameters(), adambs.BanditSampler(60, 10, rule=adambs.Uniform()), lr=0.01, clip=math.inf
+    )
+    for model, optimizer in ((net, ours), (twin, plain)):
+        steps(model, optimizer, 40, jump=30, closure=closure)
+    assert same(net.state_dict(), twin.state_dict())
+    assert ours.clip.clipped == 0
+    assert ours.clip.state_dict()["steps"] == 39  # all but the first, which has no v to measure with
 
 
 def test_step_without_a_draw_clips_too():
@@ -217,7 +232,7 @@ def test_a_state_without_a_clip_begins_anew_and_a_damaged_one_changes_nothing():
     net, optimizer = problem(adambs.AdamBS, clip=2.0)
     steps(net, optimizer, 5)
     state = optimizer.state_dict()
-    plain = problem(adambs.AdamBS)[1]
+    plain = problem(adambs.AdamBS, clip=math.inf)[1]
     plain.load_state_dict(state)  # the clip's part is not needed
     assert "clip" not in plain.state_dict()
     del state["clip"]
@@ -233,10 +248,25 @@ def test_a_state_without_a_clip_begins_anew_and_a_damaged_one_changes_nothing():
         assert same(fresh.state_dict(), before)
 
 
-@pytest.mark.parametrize("bad", [0.5, -1, math.nan, math.inf])
+@pytest.mark.parametrize("bad", [0.5, -1, math.nan, -math.inf])
 def test_a_bad_factor_is_refused(bad):
     with pytest.raises(ValueError, match="clip must be finite and at least 1"):
         problem(adambs.AdamBS, clip=bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual"),
+    [
+        (adambs.AdamBS, 1.5),
+        (adambs.with_bandit(torch.optim.AdamW), 1.5),
+        (adambs.with_bandit(torch.optim.Adam), 1.5),
+        (adambs.with_bandit(torch.optim.SGD), None),
+    ],
+)
+def test_adams_family_clips_unless_told_not_to(kind, usual):
+    clip = problem(kind, lr=0.01)[1].clip
+    assert (clip and clip.factor) == usual
+    assert problem(kind, lr=0.01, clip=math.inf)[1].clip is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -185,7 +185,7 @@ def test_what_is_fitted_is_standardised_and_always_the_same() -> None:
 
 
 def test_heavy_tails_are_heavy() -> None:
-    """One in a hundred examples has most of the squares; of a Gaussian it would have a twelfth."""
+    """One in two hundred examples has most of the squares; of a Gaussian it would have a twentieth."""
     y = load("heavy-tailed").train.tensors[1].squeeze(1).square().sort(descending=True).values
     assert y[:100].sum() > 0.5 * y.sum()
 

@@ -47,8 +47,8 @@ class GradientClip:
         optimizer.register_step_pre_hook(lambda found, *_: self.apply(found))
         return self
 
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradients that the optimizer is about to use, in place."""
+    def apply(self, optimizer: torch.optim.Optimizer, *, shorten: bool = True) -> None:
+        """Clip the gradients that the optimizer is about to use, in place; or only measure them."""
         gradients: list[torch.Tensor] = []
         squares: list[torch.Tensor] = []
         eps: list[float] = []
@@ -70,30 +70,30 @@ class GradientClip:
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler whose fused step unscales
         norm = norm if scale is None else norm / scale
         if isinstance(norm, torch.Tensor):
-            shrink = self._shrink_known(norm.item()) if norm.is_cpu else self._shrink_on_device(norm)
-        else:
-            shrink = self._shrink_known(norm)
+            norm = norm.item() if norm.is_cpu else norm
+        on_device = isinstance(norm, torch.Tensor)
+        shrink = (self._shrink_on_device if on_device else self._shrink_known)(norm, shorten)
         if shrink is not None:
             torch._foreach_mul_(gradients, shrink)
 
-    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, step: Callable[..., Any], *, shorten: bool = True) -> Callable[..., Any]:
         """An optimizer's step, on clipped gradients; a closure's are clipped when it has made them."""
 
         def clipped(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             if closure is None:
-                self.apply(optimizer)
+                self.apply(optimizer, shorten=shorten)
                 return step(optimizer)
 
             def evaluate() -> Any:
                 loss = closure()
-                self.apply(optimizer)
+                self.apply(optimizer, shorten=shorten)
                 return loss
 
             return step(optimizer, evaluate)
 
         return clipped
 
-    def _shrink_known(self, norm: float) -> float | None:
+    def _shrink_known(self, norm: float, shorten: bool = True) -> float | None:
         """What to multiply the gradient by; None if nothing."""
         if not math.isfinite(norm):
             return None
@@ -102,13 +102,13 @@ class GradientClip:
         kept = min(norm, bound)
         self._mean = self._mean + (kept - self._mean) / min(self._steps, _MEMORY) if self._mean > 0 else norm
         self._all += norm
-        if kept == norm:
+        if kept == norm or not shorten:
             return None
         self._clipped += 1
         self._taken += norm - kept
         return kept / norm
 
-    def _shrink_on_device(self, norm: torch.Tensor) -> torch.Tensor:
+    def _shrink_on_device(self, norm: torch.Tensor, shorten: bool = True) -> torch.Tensor | None:
         """The same in tensors, without a look at any of them."""
         mean = torch.as_tensor(self._mean, dtype=norm.dtype, device=norm.device)
         finite, known = norm.isfinite(), mean > 0
@@ -117,6 +117,8 @@ class GradientClip:
         moved = torch.where(known, mean + (kept - mean) / self._steps.clamp(max=_MEMORY), norm)
         self._mean = torch.where(finite, moved, mean)
         self._all = self._all + torch.where(finite, norm, 0.0)
+        if not shorten:
+            return None
         self._clipped = self._clipped + (finite & (kept < norm))
         self._taken = self._taken + torch.where(finite, norm - kept, 0.0)
         return torch.where(finite & (kept < norm), kept / norm, 1.0)

@@ -1,9 +1,10 @@
 """Algorithm 1: a torch optimizer on the weighted gradient, then feedback to the sampler."""
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,14 +16,20 @@ from adambs.sampler import BanditSampler
 Scores = Any  # a tensor, an array or a list of K numbers, or a function without arguments that returns one
 Closure = Callable[[], Any]
 
+# How many times as long as usual a gradient of Adam's family may be, unless the user says otherwise.
+_CLIP = 1.5
+
 
 class BanditOptimizer(torch.optim.Optimizer):
     """What bandit sampling adds to an optimizer; :func:`with_bandit` puts it in front of one."""
 
     sampler: BanditSampler
 
+    usual_clip: ClassVar[float] = math.inf
+    """The clip if none was given."""
+
     clip: GradientClip | None = None
-    """Clips the gradient before each step, if ``clip`` was given."""
+    """Clips the gradient before each step; None if nothing does."""
 
     def __init__(
         self,
@@ -38,7 +45,8 @@ class BanditOptimizer(torch.optim.Optimizer):
                 f"sampler must be a BanditSampler, not {given}: {type(self).__name__}(params, sampler, ...) "
                 "with sampler = adambs.BanditSampler(len(train), batch_size)"
             )
-        self.clip = None if clip is None else GradientClip(clip)
+        factor = self.usual_clip if clip is None else clip
+        self.clip = None if factor == math.inf else GradientClip(factor)
         super().__init__(params, *args, **kwargs)
         self.sampler = sampler
 
@@ -63,19 +71,21 @@ class BanditOptimizer(torch.optim.Optimizer):
         ``GradScaler`` skips because of infinite gradients leaves the distribution alone too.
         """
         base_step = _base_step(type(self))  # type: ignore[arg-type]  # classes are hashable
-        if self.clip is not None:
-            base_step = self.clip.around(base_step)
         if type(draw) is not Draw and callable(draw) and not isinstance(draw, torch.Tensor):
             draw, closure = None, draw
         if draw is None:
             if scores is not None:
                 raise TypeError("step was given scores and no draw: step(draw, scores), or step() alone")
-            return base_step(self, closure)
+            return (base_step if self.clip is None else self.clip.around(base_step))(self, closure)
         if scores is None:
             raise TypeError(
                 "step was given a draw and no scores: step(draw, scores), or step() alone and "
                 "sampler.update(draw, scores)"
             )
+        if self.clip is not None:
+            # A batch with weights of one is a plain optimizer's batch, and makes a plain optimizer's step.
+            even = isinstance(draw, Draw) and draw.even
+            base_step = self.clip.around(base_step, shorten=not even)
         if closure is None:
             report = self._check(draw, scores)
             loss = base_step(self)
@@ -137,7 +147,8 @@ def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]
     """A torch optimizer with bandit sampling: ``with_bandit(torch.optim.SGD)(params, sampler, lr=0.1)``.
 
     A subclass of ``optimizer`` that takes the sampler as its second argument and whose ``step`` takes the
-    draw and the scores, as :class:`AdamBS` does.
+    draw and the scores, as :class:`AdamBS` does. ``clip`` is that of :class:`AdamBS`: 1.5 unless given for
+    Adam and AdamW, none for the others.
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer class, not {optimizer!r}")
@@ -150,7 +161,9 @@ def _bandit_class(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimize
         found = optimizer if type(self) is kind else type(self)  # a subclass of it has one
         return _blank, (found,), self.__getstate__()
 
-    kind = type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), {"__reduce__": reduce})
+    usual = _CLIP if issubclass(optimizer, torch.optim.Adam) else math.inf
+    made = {"__reduce__": reduce, "usual_clip": usual}
+    kind = type(f"{optimizer.__name__}BS", (BanditOptimizer, optimizer), made)
     return kind
 
 
@@ -166,9 +179,13 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
     ``AdamBS(params, sampler, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False, ...)``:
     a ``torch.optim.Adam`` in every respect, with every option of it (``amsgrad=True`` is the appendix's
     AMSGrad with bandit sampling), except that ``step(draw, scores)`` also teaches the sampler and that
-    ``state_dict()`` carries it. ``clip=1.5`` shortens a gradient that is more than 1.5 times as long as
-    gradients have been, in Adam's own metric (:class:`adambs.clipping.GradientClip`).
+    ``state_dict()`` carries it; and that a gradient more than ``clip=1.5`` times as long as gradients have
+    been, in Adam's own metric, is shortened to that (:class:`adambs.clipping.GradientClip`), so that an
+    example that comes with a large weight and has become hard does not throw the model. ``clip=math.inf``
+    is none, as in the paper.
     """
+
+    usual_clip = _CLIP
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def built_in(name: str, classes: tuple[str, ...]) -> Data:
 
 
 def heavy_tailed(
-    n: int = 10_000, d: int = 16, sigma: float = 2.0, seed: int = 0
+    n: int = 20_000, d: int = 4, sigma: float = 2.0, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Generated: y = s f(x), where the sizes s of the examples are log-normal, exp(sigma times a Gaussian).
 

@@ -73,8 +73,8 @@ class Bandit(Method):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         make = adambs.with_bandit(self.optimizer_class)
-        clip = {"clip": self.clip} if self.clip else {}
-        return make(self.task.model.parameters(), self.sampler, **self.optimizer_options(), **clip)
+        options = {**self.optimizer_options(), "clip": self.clip or math.inf}
+        return make(self.task.model.parameters(), self.sampler, **options)
 
     def clip_gradients(self) -> None:
         """It does, :meth:`make_optimizer`."""
@@ -106,10 +106,15 @@ class Bandit(Method):
 class AdamBS(Bandit):
     name = "adambs"
     title = "AdamBS"
-    summary = "Algorithm 1 with the library's defaults: a gate, and a look before it draws when that pays"
+    summary = (
+        "Algorithm 1 with the library's defaults: a gate, a cap and a clip against surprises, and a look "
+        "before it draws when that pays"
+    )
     citation = LIU
     looks = True
     gate = 1.1
+    cap = 10.0
+    clip = 1.5
 
 
 class AdamBSLoop(AdamBS):

@@ -127,7 +127,7 @@ class Method(ABC):
     summary: ClassVar[str]
     citation: ClassVar[str]
     biased: ClassVar[bool] = False
-    """Whether the expected gradient differs from the full one."""
+    """Whether the expected gradient differs from the full one, by more than a cap or a clip takes away."""
 
     optimizer_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     options: ClassVar[dict[str, Any]] = {}
@@ -169,8 +169,6 @@ class Method(ABC):
             changed: dict[str, Any] = {"options": {**cls.options, "lr": value}}
         elif name in cls.setting_names():
             changed = {name: type(getattr(cls, name))(value)}
-            if name in ("cap", "clip"):
-                changed["biased"] = True  # by what they take away
         else:
             raise ValueError(f"{cls.name} has no setting {name!r}; it has {', '.join(cls.setting_names())}")
         return cls.variant(changed)
