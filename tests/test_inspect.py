@@ -202,6 +202,13 @@ def test_a_case_is_recorded_once_and_finds_what_was_changed(tmp_path):
     assert first["rankings"]["history"]["auroc"] > 0.9
     size = (tmp_path / mislabelled.FILE).stat().st_size
     assert mislabelled.run(case, tmp_path) == first
+    assert set(first["rankings"]) == set(mislabelled.RANKINGS) - {"cleanlab"}
+    for found in first["rankings"].values():
+        assert 0 <= found["extra"] <= found["seconds"]
+    text = mislabelled.write_tables(tmp_path).read_text("utf-8")
+    assert f"| history | {first['rankings']['history']['auroc']:.3f} |" in text
+    assert f"| history | {first['rankings']['history']['precision']:.3f} |" in text
+    assert "| cleanlab | – |" in text
     assert (tmp_path / mislabelled.FILE).stat().st_size == size
 
 

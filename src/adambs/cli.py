@@ -309,6 +309,7 @@ def mislabelled(
 
     case = lab.Case(experiment, noise, share, long_tail, n, epochs, seed)
     console.print(lab.table(lab.run(case, out, with_cleanlab=cleanlab, folder=data, command=_command())))
+    console.print(f"All records: [bold]{lab.write_tables(out).resolve()}[/bold]")
 
 
 @app.command()

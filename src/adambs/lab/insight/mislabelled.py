@@ -132,23 +132,30 @@ def table(record: dict[str, Any]) -> Table:
     return shown
 
 
-def markdown(records: list[dict[str, Any]]) -> str:
-    """All records as a table: rankings in rows, cases in columns, means over seeds; and what it cost."""
+def write_tables(out: Path) -> Path:
+    """All records of a folder as two tables, in its README; the path of that."""
+    records, target = read(out), out / "README.md"
+    parts = [f"# Rankings of changed labels\n\n## AUROC\n\n{markdown(records, 'auroc')}"]
+    parts.append(f"## Precision among as many as were changed\n\n{markdown(records, 'precision')}")
+    parts.append("## What they are\n\n" + "".join(f"- {name}: {words}\n" for name, words in RANKINGS.items()))
+    target.write_text("\n".join(parts), encoding="utf-8")
+    return target
+
+
+def markdown(records: list[dict[str, Any]], measure: str) -> str:
+    """A table: rankings in rows, cases in columns, means over seeds."""
     cases: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         cases.setdefault(_words(record["case"]), []).append(record)
-    columns = list(cases)
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| | " + " | ".join(cases) + " |", "|---" * (len(cases) + 1) + "|"]
     for name in RANKINGS:
         cells = []
         for found in cases.values():
-            values = [each["rankings"][name] for each in found if name in each["rankings"]]
-            pair = (np.mean([value[key] for value in values]) for key in ("precision", "auroc"))
-            cells.append(" / ".join(f"{x:.3f}" for x in pair) if values else "–")
+            values = [each["rankings"][name][measure] for each in found if name in each["rankings"]]
+            cells.append(f"{np.mean(values):.3f}" if values else "–")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    seeds = [", ".join(str(each["case"]["seed"]) for each in found) for found in cases.values()]
-    lines.append("| seeds | " + " | ".join(seeds) + " |")
-    return "\n".join(lines) + "\n"
+    seeds = (", ".join(str(each["case"]["seed"]) for each in found) for found in cases.values())
+    return "\n".join([*lines, "| seeds | " + " | ".join(seeds) + " |"]) + "\n"
 
 
 def _words(case: dict[str, Any]) -> str:
