@@ -234,15 +234,16 @@ def test_a_state_without_a_clip_begins_anew_and_a_damaged_one_changes_nothing():
     state = optimizer.state_dict()
     plain = problem(adambs.AdamBS, clip=math.inf)[1]
     plain.load_state_dict(state)  # the clip's part is not needed
-    assert "clip" not in plain.state_dict()
-    del state["clip"]
+    assert "clip" not in plain.state_dict()["param_groups"][0]
+    assert "clip" not in plain.param_groups[0]
+    del state["param_groups"][0]["clip"]
     fresh = problem(adambs.AdamBS, clip=2.0)[1]
     fresh.load_state_dict(state)
     assert fresh.clip.state_dict() == GradientClip(2.0).state_dict()
     before = fresh.state_dict()
     for name, value in (("mean", -1.0), ("steps", 0.5), ("taken", math.inf), ("clipped", None)):
         bad = optimizer.state_dict()
-        bad["clip"][name] = value
+        bad["param_groups"][0]["clip"][name] = value
         with pytest.raises(ValueError, match=name):
             fresh.load_state_dict(bad)
         assert same(fresh.state_dict(), before)

@@ -634,6 +634,7 @@ def test_ctrl_c_before_the_first_slice(tmp_path, monkeypatch):
     done = CliRunner().invoke(cli.app, ["reproduce", "digits", "--seeds", "1", "--threads", "1"])
     assert done.exit_code == 130, done.output
     assert not list(tmp_path.rglob(records.FILE))
+    monkeypatch.setattr(demo, "_run", stop)  # its panels run in processes of their own
     assert CliRunner().invoke(cli.app, ["demo", "--seeds", "1"]).exit_code == 130
 
 

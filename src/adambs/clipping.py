@@ -110,7 +110,7 @@ class GradientClip:
 
     def _shrink_on_device(self, norm: torch.Tensor, shorten: bool = True) -> torch.Tensor | None:
         """The same in tensors, without a look at any of them."""
-        mean = torch.as_tensor(self._mean, dtype=norm.dtype, device=norm.device)
+        mean = self._mean if isinstance(self._mean, torch.Tensor) else torch.full_like(norm, self._mean)
         finite, known = norm.isfinite(), mean > 0
         self._steps = self._steps + finite
         kept = torch.where(known, torch.minimum(norm, self.factor * mean), norm)

@@ -110,9 +110,14 @@ class BanditOptimizer(torch.optim.Optimizer):
         return self.sampler.check(draw, scores, skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, the sampler's under ``"sampler"``, the clip's under ``"clip"`` if any."""
-        clip = {} if self.clip is None else {"clip": self.clip.state_dict()}
-        return {**super().state_dict(), "sampler": self.sampler.state_dict(), **clip}
+        """The optimizer's state, the sampler's under ``"sampler"``, the clip's in the first group if any.
+
+        What a group says travels through ``torch.distributed.checkpoint``, too.
+        """
+        state = super().state_dict()
+        if self.clip is not None:
+            state["param_groups"][0]["clip"] = self.clip.state_dict()
+        return {**state, "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state from :meth:`state_dict`, or raise and keep the old one.
@@ -120,8 +125,10 @@ class BanditOptimizer(torch.optim.Optimizer):
         ``torch.distributed.checkpoint`` saves what it knows of an optimizer, which is not the sampler: such a
         state is taken with a warning, unless the sampler's own state was loaded before.
         """
+        state_dict, clip = self._without_clip(state_dict)
         if "sampler" not in state_dict:
             super().load_state_dict(state_dict)
+            self.clip = clip
             if not self.sampler.loaded:
                 warnings.warn(
                     "state_dict has no 'sampler' (a plain optimizer's state, or one from "
@@ -132,12 +139,19 @@ class BanditOptimizer(torch.optim.Optimizer):
                 )
             return
         parsed = self.sampler.parse_state(state_dict["sampler"])
-        clip = self.clip
-        if clip is not None and "clip" in state_dict:  # else its mean begins anew
-            clip = clip.with_state(state_dict["clip"])
         super().load_state_dict(state_dict)
         self.sampler.adopt(parsed)
         self.clip = clip
+
+    def _without_clip(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], GradientClip | None]:
+        """A state without the clip's part, and the clip in it; one that is not there begins anew."""
+        first, *others = state_dict["param_groups"]
+        rest = {name: value for name, value in first.items() if name != "clip"}
+        clip = self.clip
+        if clip is not None:
+            found = first.get("clip")
+            clip = GradientClip(clip.factor) if found is None else clip.with_state(found)
+        return {**state_dict, "param_groups": [rest, *others]}, clip
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "sampler": self.sampler, "clip": self.clip}

@@ -52,7 +52,7 @@ class Style:
 STYLES = {
     "adam": Style("#3d444d"),
     "adambs": Style("#d1480a"),
-    "adambs-loop": Style("#d1480a"),
+    "adambs-loop": Style("#d1480a", "dot"),
     "adambs-fast": Style("#d1480a", "dashdot"),
     "oracle": Style("#888888", "dot"),
     "adambs-exp3": Style("#a97800", "dash"),
