@@ -49,7 +49,7 @@ def test_the_loops_of_the_readme_run(side):
     exec(compile("\n".join(kept), "README.md", "exec"), names)
     assert not torch.equal(model.weight, before)
     changed = [line for line in diff.splitlines() if line.startswith("+")]
-    assert len(changed) == 5
+    assert len(changed) == 6
 
 
 def test_the_look_of_the_docs_runs():
