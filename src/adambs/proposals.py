@@ -169,7 +169,7 @@ class Sources:
 
     def batch(self, K: int) -> Proposal:
         """K examples to train on. Where a pass ends within a batch, the choice is made again."""
-        if self.passes.position == 0 and self.gate.decide():  # no pass is due
+        if not self.pass_is_due():
             indices, ratios = self.rule.draw(
                 (self.random.stratified if self.stratified else self.random.uniform)(K)
             )
