@@ -9,6 +9,7 @@ looked for on the PATH and among pyenv's versions. What was not tried is said.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 1_000_000  # bytes of the sdist
+LIMIT = 1_000_000  # bytes of either
 
 # What no wheel may lack: a type marker, and the texts that pages are made of.
 NEEDED = ("adambs/py.typed", "adambs/pages/base.html", "adambs/pages/base.css", "adambs/lab/report/report.js")
@@ -59,9 +60,12 @@ def main() -> None:
     """Build, look, install, run."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--other-pythons", nargs="*", default=["python3.12", "python3.13"])
-    others = arguments.parse_args().other_pythons
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    others = {name: find_python(name) for name in arguments.parse_args().other_pythons}
+    print(f"Python {sys.version.split()[0]}: this one builds, installs and runs the loop.")
+    for name, found in others.items():
+        print(f"{name}: {found or 'not on the PATH and not among the versions of pyenv, so not tried'}")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
         tools = environment(work / "tools", sys.executable)
         run(tools, "-m", "pip", "install", "--quiet", "build", "twine")
         run(tools, "-m", "build", "--outdir", str(work / "dist"), str(ROOT))
@@ -72,8 +76,9 @@ def main() -> None:
         run(python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel))
         run(python, "-c", LOOP.format(loop=readme_loop()), cwd=work)
         print(f"Python {sys.version.split()[0]}: installed without extras, the README's loop ran.")
-        for other in others:
-            try_other(other, wheel, work)
+        for name, found in others.items():
+            if found is not None:
+                try_other(name, found, wheel, work)
 
 
 def check_contents(wheel: Path, sdist: Path) -> None:
@@ -84,13 +89,14 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         inside = [name.partition("/")[2] for name in archive.getnames()]
     records = [name for name in inside if name.startswith("results")]
-    size = sdist.stat().st_size
     for wrong in (missing, strangers, records):
         if wrong:
             sys.exit(f"the packages are wrong: missing {missing}, strange {strangers}, records {records}")
-    if size > LIMIT:
-        sys.exit(f"{sdist.name} has {size:,} bytes, more than {LIMIT:,}")
-    print(f"{wheel.name}: {wheel.stat().st_size:,} bytes; {sdist.name}: {size:,} bytes, no records")
+    for file in (wheel, sdist):
+        size = file.stat().st_size
+        if size > LIMIT:
+            sys.exit(f"{file.name} has {size:,} bytes, more than {LIMIT:,}")
+        print(f"{file.name}: {size:,} bytes, no records")
 
 
 def readme_loop() -> str:
@@ -100,12 +106,8 @@ def readme_loop() -> str:
     return kept.replace("num_workers=2", "num_workers=0")  # -c has no file that a worker could import
 
 
-def try_other(name: str, wheel: Path, work: Path) -> None:
-    """The wheel without its dependencies on another Python; said aloud if that is not on this machine."""
-    found = find_python(name)
-    if found is None:
-        print(f"{name}: neither on the PATH nor among pyenv's versions, nothing tried.")
-        return
+def try_other(name: str, found: str, wheel: Path, work: Path) -> None:
+    """The wheel without its dependencies on another Python."""
     python = environment(work / name, found)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", str(wheel))
     run(python, "-m", "pip", "install", "--quiet", "packaging")
@@ -117,25 +119,18 @@ def try_other(name: str, wheel: Path, work: Path) -> None:
 
 
 def find_python(name: str) -> str | None:
-    """The interpreter ``name`` that starts: on the PATH, else pyenv's, whose shims need a choice."""
-    candidates = [shutil.which(name)]
-    pyenv = shutil.which("pyenv")
-    if pyenv is not None:
-        versions = subprocess.run(
-            [pyenv, "versions", "--bare"], capture_output=True, text=True
-        ).stdout.split()
-        for version in versions:
-            if f"python{version}".startswith(f"{name}."):
-                prefix = subprocess.run(
-                    [pyenv, "prefix", version], capture_output=True, text=True
-                ).stdout.strip()
-                candidates.append(shutil.which(name, path=str(Path(prefix) / "bin")))
-    works = (
-        each
-        for each in candidates
-        if each and not subprocess.run([each, "-V"], capture_output=True).returncode
-    )
-    return next(works, None)
+    """The newest interpreter ``name`` that starts: on the PATH, else pyenv's, whose shims need a choice."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    versions = sorted(pyenv.glob(f"versions/*/bin/{name}"), key=release, reverse=True)
+    for candidate in (shutil.which(name), *map(str, versions)):
+        if candidate and subprocess.run([candidate, "-V"], capture_output=True).returncode == 0:
+            return candidate
+    return None
+
+
+def release(python: Path) -> list[int]:
+    """(3, 12, 1) of ``.../3.12.1/bin/python3.12``."""
+    return [int(number) for number in re.findall(r"\d+", python.parent.parent.name)]
 
 
 def environment(folder: Path, python: str) -> Path:

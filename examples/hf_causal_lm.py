@@ -1,5 +1,7 @@
 """Hugging Face's Trainer: a small GPT-2, made from a config, on generated sequences. Under a minute.
 
+What a plain script does not have is marked: `BanditTrainer` is in the place of `Trainer`.
+
 pip install 'adambs[transformers]'
 python examples/hf_causal_lm.py
 """
@@ -10,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
-from adambs.integrations.transformers import BanditTrainer  # in the place of Trainer
+from adambs.integrations.transformers import BanditTrainer  # added
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -54,7 +56,7 @@ with tempfile.TemporaryDirectory() as folder:
         dataloader_pin_memory=False,
     )
     model, train = GPT2LMHeadModel(config), sequences(1200)
-    trainer = BanditTrainer(model, args, train_dataset=train, data_collator=collate)
+    trainer = BanditTrainer(model, args, train_dataset=train, data_collator=collate)  # changed
     trainer.train()
     print(f"loss a token on other sequences {trainer.evaluate(sequences(300))['eval_loss']:.3f}")
 steps = torch.tensor([(e[1] - e[0]) % WORDS == 7 for e in train])

@@ -1,5 +1,7 @@
 """Hugging Face's Trainer: a small BERT, made from a config, on generated sentences. Under a minute.
 
+What a plain script does not have is marked: `BanditTrainer` is in the place of `Trainer`.
+
 pip install 'adambs[transformers]'
 python examples/hf_classification.py
 """
@@ -9,7 +11,7 @@ import tempfile
 import torch
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
-from adambs.integrations.transformers import BanditTrainer  # in the place of Trainer
+from adambs.integrations.transformers import BanditTrainer  # added
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -50,13 +52,12 @@ with tempfile.TemporaryDirectory() as folder:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    trainer = BanditTrainer(
+    trainer = BanditTrainer(  # changed
         BertForSequenceClassification(config),
         args,
         train_dataset=sentences(2000),
         eval_dataset=sentences(500),
         compute_metrics=lambda found: {"error": (found[0].argmax(1) != found[1]).mean()},
-        log_every=50,
     )
     trainer.train()
     print(f"error on other sentences {trainer.evaluate()['eval_error']:.3f}")

@@ -31,8 +31,9 @@ for _ in range(10):
     for inputs, labels, drawn in loader:
         with accelerator.accumulate(model):
             logits = model(inputs)
-            accelerator.backward(drawn.mean(F.cross_entropy(logits, labels, reduction="none")))
-            sampler.update(drawn.number, adambs.scores.cross_entropy(logits, labels))
+            scores = adambs.scores.cross_entropy(logits, labels)
+            accelerator.backward(drawn.mean(F.cross_entropy(logits, labels, reduction="none"), scores))
+            sampler.update(drawn.number, scores)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -91,7 +91,8 @@ class Run:
         self.done, self.drawn = state["done"], state["drawn"]
         if distributed:
             found = self.distributed_state()
-            dcp.load(found, checkpoint_id=file.parent / f"steps-{self.done}")
+            alone = not dist.is_initialized()
+            dcp.load(found, checkpoint_id=file.parent / f"steps-{self.done}", no_dist=alone)
             set_state_dict(
                 self.net,
                 self.optimizer,

@@ -23,6 +23,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers import small_data, small_net
+from sharded_cases import loaded_later, raised
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
@@ -30,7 +33,6 @@ import adambs
 
 N, B = 120, 13  # 13 = 6 + 7 = 4 + 4 + 5: parts are unequal
 STEPS = 300
-SHORT = int(os.environ.get("ADAMBS_STEPS", "60"))  # of the cases that differ from the first in one thing
 CASES, TOGETHER = dict(sharded_cases.CASES), dict(sharded_cases.TOGETHER)
 
 
@@ -72,9 +74,7 @@ def result(net, sampler, digests):
     }
 
 
-def trained(
-    loader_options=None, *, dtype=torch.float64, wrap=wrapped, steps=SHORT, clip=None, capped=False, **options
-):
+def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, clip=None, capped=False, **options):
     """The README's loop: what it ends with, and a digest of p after each step."""
     net = wrap(small_net(dtype=dtype))
     sampler = adambs.BanditSampler(N, B, seed=3, **options)
@@ -92,7 +92,7 @@ def trained(
     while True:
         for batch in loader:
             (x, y), draw = (batch[:2], batch[2]) if loader.carry else batch
-            if len(digests) == steps:
+            if len(digests) == STEPS:
                 return result(net, sampler, digests)
             logits = net(x)
             losses, scores = (
@@ -108,7 +108,7 @@ def trained(
 
 @case
 def default():
-    return trained(gate=1.005, steps=STEPS)
+    return trained(gate=1.005)
 
 
 @case
@@ -118,7 +118,7 @@ def calibrated_without_a_gate():
 
 @case
 def context_cap_and_clip():
-    found = trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2, steps=STEPS)
+    found = trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2)
     assert found["capped"] > 0
     return found
 
@@ -168,6 +168,11 @@ def release():
 
 
 @case
+def exp3m():
+    return trained(rule=adambs.Exp3M())
+
+
+@case
 def uniform():
     return trained(rule=adambs.Uniform())
 
@@ -206,9 +211,6 @@ def single():
 def fsdp():
     def wrap(net):
         if dist.is_initialized():
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
             fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         return net
 
@@ -221,7 +223,7 @@ def accumulation():
     sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     digests, x, y = [], *data().tensors
-    for _ in range(SHORT // 2):
+    for _ in range(STEPS // 2):
         optimizer.zero_grad()
         for last in (False, True):
             draw = sampler.draw()
@@ -425,6 +427,29 @@ def late(folder):
 
 
 @together
+def in_flight(folder):
+    """Several gatherings at once, one of them of a skipped step: each draw has its own scores."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    sampler = adambs.BanditSampler(N, B, seed=2, gate=0.0)
+    twin = adambs.BanditSampler(N, B, seed=2, gate=0.0, group=False)
+    start, stop = rank * B // W, (rank + 1) * B // W
+    digests = []
+    for k in range(10):
+        draws, wholes = [sampler.draw() for _ in range(4)], [twin.draw() for _ in range(4)]
+        for i in (2, 0, 3, 1):
+            scores = (wholes[i]._indices + 1.0) / (1 + i + k)
+            flag = torch.tensor(float(i == 3 and rank == k % W))
+            assert min(draws[i].weights.min(), wholes[i].weights.min()) > 0  # asked for, as training does
+            sampler.learn(sampler.check(draws[i], scores[start:stop], flag))
+            if i != 3:
+                twin.update(wholes[i], scores)
+        digests.append(digest(sampler))
+        assert digests[-1] == digest(twin)
+    assert sampler.diagnostics().updates == 30
+    return {"digests": digests}
+
+
+@together
 def absent(folder):
     """A rank that never comes: the others are told when the group's time is up, and not later."""
     group = dist.new_group(timeout=timedelta(seconds=2))
@@ -457,14 +482,6 @@ def skipped(folder):
 # ----------------------------------------------------------------------------------------------
 
 
-def raised(function):
-    try:
-        function()
-    except (ValueError, RuntimeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
 @together
 def mistakes(folder):
     rank, W = dist.get_rank(), dist.get_world_size()
@@ -495,6 +512,8 @@ def mistakes(folder):
     sampler.load_state_dict(lonely.state_dict())
     messages["the same state"] = raised(sampler.draw)
 
+    messages["a state later"] = loaded_later(adambs.BanditSampler(N, B))
+
     sampler = adambs.BanditSampler(N, B)
     draw = sampler.draw()
     scores = torch.ones(len(draw))
@@ -506,6 +525,9 @@ def mistakes(folder):
     assert sampler.diagnostics().updates == 1
     sampler = adambs.BanditSampler(N, B, gate=0.0, candidates=adambs.Candidates(cost=1e-9))
     sampler.update(sampler.draw(), np.arange(len(draw)) + 1.0)
+    messages["a refresh of nan"] = raised(
+        lambda: sampler.refresh(lambda indices: torch.full((len(indices),), torch.nan if odd else 1.0))
+    )
     messages["a look at nan"] = raised(
         lambda: sampler.draw(lambda indices: torch.full((len(indices),), torch.nan if odd else 1.0))
     )
@@ -532,8 +554,12 @@ def mistakes(folder):
 
 @together
 def groups(folder):
-    """A group of one's own, and none."""
+    """A group of one's own, a device mesh, and none."""
     assert len(adambs.BanditSampler(N, B, group=False).draw()) == B
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
+    assert len(adambs.BanditSampler(N, B, group=mesh["dp"]).draw().whole) == B
+    assert len(adambs.BanditSampler(N, B, group=mesh["dp"]).draw()) < B
+    assert len(adambs.BanditSampler(N, B, group=mesh["tp"]).draw()) == B  # a group of one process
     subgroup = dist.new_group([0, 1])
     if dist.get_rank() > 1:
         return {"message": raised(lambda: adambs.BanditSampler(N, B, group=subgroup))}

@@ -19,6 +19,7 @@ import adambs
 
 LENGTHS = [31, 9, 20, 25, 15, 20]
 N, B = sum(LENGTHS), 13
+STEPS = 300
 NORMS = np.random.default_rng(0).gamma(0.5, 0.5, N)
 
 
@@ -31,7 +32,7 @@ def of_all(value):
     return found
 
 
-def trained(steps, *, own_data=False, workers=0, **options):
+def trained(*, own_data=False, workers=0, **options):
     """The README's loop: parameters, p and draws of all ranks."""
     net = small_net(dtype=torch.float64)
     model = DistributedDataParallel(net) if dist.is_initialized() else net
@@ -43,7 +44,7 @@ def trained(steps, *, own_data=False, workers=0, **options):
         data = TensorDataset(*(tensor[sampler.start : sampler.stop] for tensor in data.tensors))
     loader = adambs.BanditLoader(data, sampler, num_workers=workers, persistent_workers=workers > 0)
     drawn = []
-    while len(drawn) < steps:
+    while len(drawn) < STEPS:
         for (inputs, labels, numbers), draw in loader:
             assert torch.equal(numbers, draw.indices)
             logits = model(inputs)
@@ -51,7 +52,7 @@ def trained(steps, *, own_data=False, workers=0, **options):
             draw.mean(F.cross_entropy(logits, labels, reduction="none")).backward()
             optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))
             drawn.append(draw.own.tolist())
-            if len(drawn) == steps:
+            if len(drawn) == STEPS:
                 break
     p = torch.cat(of_all(sampler.probabilities()))
     return {
@@ -65,12 +66,12 @@ def trained(steps, *, own_data=False, workers=0, **options):
 
 
 def sharded():
-    return trained(120, gate=1.005)
+    return trained(gate=1.005)
 
 
 def sharded_and_stratified():
     """Every process has the data of its shards alone."""
-    return trained(50, gate=0.0, stratified=True, own_data=True, workers=1)
+    return trained(gate=0.0, stratified=True, own_data=True, workers=1)
 
 
 CASES = {"sharded": sharded, "sharded_and_stratified": sharded_and_stratified}
@@ -160,9 +161,25 @@ def raised(function):
     return "nothing"
 
 
+def loaded_later(sampler):
+    """Rank 1 loads a state when all are under way."""
+    state = sampler.state_dict()
+    draw = sampler.draw()
+    sampler.update(draw, torch.ones(len(draw)))
+    sampler.diagnostics()  # all have learned
+    if dist.get_rank() == 1:
+        sampler.load_state_dict(state)
+        return raised(sampler.draw)
+    draw = sampler.draw()
+    sampler.update(draw, torch.ones(len(draw)))
+    return raised(sampler.draw)
+
+
 def mistakes_in_shards(folder):
     odd, messages = dist.get_rank() == 1, {}
+    messages["a state later"] = loaded_later(adambs.ShardedSampler(LENGTHS, B))
     messages["seed"] = raised(adambs.ShardedSampler(LENGTHS, B, seed=int(odd)).draw)
+    messages["batch_size"] = raised(adambs.ShardedSampler(LENGTHS, B + odd).draw)
     swapped = LENGTHS[::-1] if odd else LENGTHS
     messages["lengths"] = raised(adambs.ShardedSampler(swapped, B).draw)
     messages["kind"] = raised((adambs.ShardedSampler if odd else adambs.BanditSampler)(N, B).draw)

@@ -13,7 +13,7 @@ from adambs.candidates import _LOOKS, _STEPS
 
 def always():
     """Looking that always pays."""
-    return adambs.Candidates(multiple=3, cost=1e-6)
+    return adambs.Candidates(multiple=3, cost=1e-6, ahead=1)
 
 
 def unequal(n, K, **options):
@@ -65,7 +65,7 @@ def test_the_variance_of_a_batch_falls_by_the_gain(shape, m):
     rng = np.random.default_rng(8)
     sizes = rng.gamma(shape, 1.0, n)
     values = sizes * rng.choice([-1, 1], n)
-    looking = adambs.Candidates(m, cost=1e-9)
+    looking = adambs.Candidates(m, cost=1e-9, ahead=1)
     sampler = adambs.BanditSampler(n, K, rule=adambs.Uniform(), candidates=looking, seed=2)
     sampler.candidates.scatter.add(np.ones(n), sizes)
     plain, looked = (
@@ -80,7 +80,7 @@ def test_the_variance_of_a_batch_falls_by_the_gain(shape, m):
 
 def test_it_looks_exactly_while_that_pays():
     n, K = 500, 10
-    sampler = adambs.BanditSampler(n, K, candidates=adambs.Candidates(4, cost=0.24), seed=0, gate=0)
+    sampler = adambs.BanditSampler(n, K, candidates=adambs.Candidates(4, cost=0.24, ahead=1), seed=0, gate=0)
     looks = 0
 
     def score(indices):
@@ -110,7 +110,7 @@ def test_the_cost_is_measured_once_by_the_clock_and_only_when_a_look_promises_so
     """A look of 3 K candidates that takes 0.6 of a step costs 0.2 for every K."""
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    sampler = adambs.BanditSampler(1000, 10, seed=0)
+    sampler = adambs.BanditSampler(1000, 10, seed=0, gate=0, candidates=adambs.Candidates(ahead=1))
     rng = np.random.default_rng(3)
     looks = []
 
@@ -189,11 +189,11 @@ def test_a_measurement_is_resumed_where_it_stood(monkeypatch):
             sampler.update(draw, rng.gamma(0.3, 1.0, 10))
             now += 1.0
 
-    sampler = adambs.BanditSampler(1000, 10, seed=0)
+    sampler = adambs.BanditSampler(1000, 10, seed=0, gate=0, candidates=adambs.Candidates(ahead=1))
     train(sampler, 22)
     assert 0 < sampler.diagnostics().looks < _LOOKS
     assert len(sampler.state_dict()["candidates"]["step_seconds"]) == _STEPS
-    resumed = adambs.BanditSampler(1000, 10, seed=0)
+    resumed = adambs.BanditSampler(1000, 10, seed=0, gate=0, candidates=adambs.Candidates(ahead=1))
     resumed.load_state_dict(saved_and_loaded(sampler.state_dict()))
     while resumed.candidates.cost is None:
         train(resumed, 1)
@@ -278,31 +278,6 @@ def test_a_look_chooses_for_several_steps_each_among_candidates_of_its_own():
     assert sampler.diagnostics().scores - scored == 2 * ahead * m * K
 
 
-def test_in_a_pass_each_candidate_of_a_window_is_scored_once():
-    """The batches' candidates overlap as they do without a window, and the last batch is taken as it is."""
-    n, K, m, ahead = 90, 10, 3, 3
-    candidates = adambs.Candidates(m, cost=1e-9, ahead=ahead)
-    sampler = adambs.BanditSampler(n, K, candidates=candidates, seed=0)
-    sampler.candidates.scatter.add(np.ones(10), np.arange(1.0, 11))
-    order = adambs.proposals.Passes(n, seed=0).take(n)
-    asked = []
-
-    def score(indices):
-        asked.append(indices.numpy())
-        return np.arange(1.0, len(indices) + 1)
-
-    for k in range(9):
-        draw = sampler.draw(score)
-        among = order[k * K : (k + m) * K]
-        assert set(draw.indices.tolist()) <= set(among if k < 8 else order[-K:])
-        assert draw.learned == (k < 8)
-    assert [len(indices) for indices in asked] == [50, 50, 30]  # the last: 2 batches, and 3 x 10 are left
-    for first, indices in zip((0, 30, 60), asked, strict=True):
-        assert np.array_equal(indices, order[first : first + len(indices)])
-    assert not sampler.passes.under_way
-    assert sampler.diagnostics().reshuffled == 9
-
-
 def test_a_window_counts_for_the_head_start_of_a_context():
     """The gate has decided for all of its batches."""
     labels = np.arange(60) % 3
@@ -353,7 +328,6 @@ def test_a_window_resumes_to_the_bit_in_its_middle(gate):
         {"choices": [[positions[1:], ratios, p_ratios]]},
         {"choices": [[positions, [0.0] * 6, p_ratios]]},
         {"choices": [[[0.5] * 6, ratios, p_ratios]]},
-        {"reshuffled": 1},
         {"epoch": -1},
     ):
         with pytest.raises(ValueError, match=r"state\['ready'\] is damaged"):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adambs
-from adambs.cap import Cap
+from adambs.cap import Cap, capped_shares
 
 
 def capped_by_hand(weights, scores, limit):
@@ -48,6 +48,20 @@ def test_the_mean_is_that_of_a_loop(ratios, limit, correction, seed):
     assert draw.capped
     mean.backward()
     assert mean.item() == pytest.approx(float(given.grad @ given.detach()), abs=1e-9)
+
+
+def test_the_compiled_loop_does_what_torchs_operations_do():
+    rng = np.random.default_rng(0)
+    shares = torch.from_numpy(rng.gamma(1.0, 1.0, 500)).float()
+    scores = torch.from_numpy(rng.gamma(0.3, 1.0, 500)).float()
+    scores[:4] = torch.tensor([0.0, math.nan, math.inf, 1e-45])
+    spread = torch.stack([scores, scores], dim=1)[:, 0]  # the same numbers, with gaps between them
+    for limit, one in ((0.3, 0.01), (1e-9, 0.5), (1e30, 1e-3)):
+        compiled, by_torch = (capped_shares(shares, given, limit, one) for given in (scores, spread))
+        assert torch.equal(compiled.isnan(), by_torch.isnan())
+        kept = ~by_torch.isnan()
+        assert kept.sum() == 499
+        torch.testing.assert_close(compiled[kept], by_torch[kept], rtol=1e-6, atol=0.0)
 
 
 def test_without_scores_or_without_a_limit_nothing_is_lowered():

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import adambs
-from adambs import clipping
 from adambs.clipping import GradientClip
 
 
@@ -270,6 +269,35 @@ def test_adams_family_clips_unless_told_not_to(kind, usual):
     assert problem(kind, lr=0.01, clip=math.inf)[1].clip is None
 
 
+def adam_about_to_step(gradients, squares, eps):
+    """An Adam whose parameters have these gradients and second moments, a group for each."""
+    parameters = [nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    optimizer = torch.optim.Adam([{"params": [p], "eps": e} for p, e in zip(parameters, eps, strict=True)])
+    for p, g, v in zip(parameters, gradients, squares, strict=True):
+        p.grad = g
+        optimizer.state[p] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros_like(v), "exp_avg_sq": v}
+    return optimizer
+
+
+def measured(optimizer, clip=None):
+    """The norm that a clip takes the gradients for."""
+    clip = GradientClip(1e9) if clip is None else clip
+    before = clip.state_dict()["all"]
+    clip.apply(optimizer)
+    return clip.state_dict()["all"] - before
+
+
+def in_adams_metric(optimizer):
+    """The same in float64, parameter by parameter."""
+    parts = [
+        (p.grad.double() / (optimizer.state[p]["exp_avg_sq"].double().sqrt() + group["eps"])).flatten()
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
+    return torch.cat(parts).norm().item()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_norm_is_in_adams_metric_whatever_the_memory_is_like(dtype, transposed):
@@ -278,17 +306,63 @@ def test_the_norm_is_in_adams_metric_whatever_the_memory_is_like(dtype, transpos
     gradients = [torch.randn(shape, generator=stream, dtype=dtype) for shape in shapes]
     squares = [torch.rand(shape, generator=stream, dtype=dtype) for shape in shapes]
     squares[1].zero_()
-    eps = [1e-8, 0.1, 1e-3, 1e-8]
-    parts = zip(gradients, squares, eps, strict=True)
-    exact = torch.cat([(g.double() / (v.double().sqrt() + e)).flatten() for g, v, e in parts]).norm().item()
     if transposed:
         gradients[0], squares[0] = (tensor[0].t().contiguous().t() for tensor in (gradients, squares))
         assert not gradients[0].is_contiguous()
-    assert float(clipping._norm(gradients, squares, eps)) == pytest.approx(exact, rel=1e-6)
+    optimizer = adam_about_to_step(gradients, squares, [1e-8, 0.1, 1e-3, 1e-8])
+    assert measured(optimizer) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+
+
+@pytest.mark.parametrize("formats", [("channels_last",) * 2, ("channels_last", "contiguous_format")])
+def test_weights_of_convolutions_may_have_their_channels_last(formats, monkeypatch):
+    """Pairs in the same order are measured by the compiled loop, others by torch."""
+    stream = torch.Generator().manual_seed(0)
+    g, v = (
+        torch.rand(4, 3, 5, 5, generator=stream).contiguous(memory_format=getattr(torch, name))
+        for name in formats
+    )
+    optimizer = adam_about_to_step([g], [v], [1e-8])
+    expected = in_adams_metric(optimizer)
+    if formats[0] == formats[1]:
+        monkeypatch.setattr("adambs.clipping._norm_by_torch", None)
+    assert measured(optimizer) == pytest.approx(expected, rel=1e-6)
+
+
+def test_whatever_changes_in_the_optimizer_is_seen_at_the_next_step():
+    stream = torch.Generator().manual_seed(0)
+    tensors = [torch.rand(5, generator=stream) for _ in range(4)]
+    optimizer, clip = adam_about_to_step(tensors[:2], tensors[2:], [1e-8, 1e-8]), GradientClip(1e9)
+    first, second = (group["params"][0] for group in optimizer.param_groups)
+
+    def holds():
+        return measured(optimizer, clip) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+
+    assert holds()
+    first.grad = 3 * torch.ones(5)
+    assert holds()
+    second.grad = None
+    assert holds()
+    optimizer.param_groups[0]["eps"] = 0.5
+    assert holds()
+    optimizer.state[first] = {**optimizer.state[first], "exp_avg_sq": torch.full((5,), 9.0)}
+    assert holds()
+    optimizer.state[first]["exp_avg_sq"] = torch.full((5,), 4.0)
+    assert holds()
+    optimizer.state[first]["exp_avg_sq"].fill_(2.0)
+    assert holds()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert holds()
+    third = nn.Parameter(torch.zeros(3))
+    optimizer.add_param_group({"params": [third]})
+    assert holds()
+    third.grad = torch.ones(3)  # it has no second moment yet: nothing can be measured
+    assert measured(optimizer, clip) == 0
+    optimizer.step()
+    assert holds()
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_has_no_finite_norm(wrong):
-    gradients, squares = [torch.ones(600)], [torch.ones(600)]
+def test_a_gradient_that_is_not_finite_is_not_measured(wrong):
+    gradients = [torch.ones(600)]
     gradients[0][555] = wrong
-    assert not math.isfinite(clipping._norm(gradients, squares, [1e-8]))
+    assert measured(adam_about_to_step(gradients, [torch.ones(600)], [1e-8])) == 0

@@ -31,6 +31,7 @@ def test_the_new_method_of_the_docs_learns(monkeypatch):
     assert training.evaluate(model, x, y, task.loss)[0] < 0.6
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker:UserWarning")  # on one processor
 @pytest.mark.parametrize("side", ["-", "+"])
 def test_the_loops_of_the_readme_run(side):
     """Both sides of the diff: the ordinary loop, and ours."""

@@ -56,9 +56,11 @@ def test_a_run_whose_ranks_were_killed_ends_as_one_that_was_left_alone(folder):
     assert len(begun) > KILLS // 2  # most lives went on from a checkpoint
 
 
-def test_another_number_of_processes_goes_on_with_the_same_draws(folder):
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.filterwarnings("ignore:torch.distributed is")  # one process reads what several have saved
+def test_another_number_of_processes_goes_on_with_the_same_draws(folder, distributed):
     run = script.Run()
-    run.load(folder / "moved.pt")
+    run.load(folder / "moved.pt", distributed=distributed)
     before = run.done
     run.train(script.steps(KILLS))
     expected = torch.load(folder / "2-0-expected.pt")

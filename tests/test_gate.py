@@ -131,34 +131,27 @@ def looking_sampler():
     return sampler
 
 
-def test_a_look_in_a_pass_takes_the_next_of_it_as_candidates_and_goes_on_by_a_batch():
-    """So a pass ends when it would have ended without looks; its last batch is taken as it is."""
+def test_a_look_waits_for_the_end_of_a_pass():
     sampler = looking_sampler()
     order = Passes(90, seed=0).take(90)
-    first = sampler.draw()  # without a way to look
-    seen = []
-
-    def score(indices):
-        seen.append(indices.numpy())
-        return np.arange(1.0, len(indices) + 1)
-
-    draws = [first] + [sampler.draw(score) for _ in range(8)]
-    assert len(seen) == 7
-    for place, candidates in enumerate(seen, start=1):
-        assert np.array_equal(candidates, order[10 * place :][:30])
-        assert set(draws[place].indices.tolist()) <= set(candidates)
-        assert np.array_equal(candidates[draws[place].positions], draws[place].indices)
-    assert np.array_equal(draws[-1].indices, order[-10:])
-    assert not sampler.passes.under_way
-    assert sampler.diagnostics().reshuffled == 9
+    draws = [sampler.draw()]  # without a way to look, so a pass over all begins
+    draws += [sampler.draw(lambda i: np.ones(len(i))) for _ in range(8)]
+    assert np.array_equal(np.concatenate([draw.indices for draw in draws]), order)
+    assert sampler.diagnostics().looks == 0
+    assert sampler.draw(lambda i: np.ones(len(i))).learned
+    assert (sampler.diagnostics().looks, sampler.diagnostics().reshuffled) == (1, 9)
 
 
-def test_whether_to_look_in_a_pass_depends_on_what_it_has_taken_and_not_on_what_it_has_peeked_at():
-    sampler = looking_sampler()
-    sampler.draw(lambda i: np.concatenate([np.ones(10), np.full(20, 1e6)]))
-    squares = np.mean(np.arange(1.0, 11) ** 2) * 0.99 + 0.01
-    mean = np.mean(np.arange(1.0, 11)) * 0.99 + 0.01
-    assert sampler.candidates.tau == pytest.approx(squares**0.5 / mean, rel=1e-12)
+def test_where_a_look_is_possible_passes_grow_and_end_with_whole_batches():
+    """n/8, n/4, n/2 and n in turn, less what is no whole batch; each the beginning of an order of its own."""
+    n, K = 103, 4
+    sampler = adambs.BanditSampler(n, K, candidates=adambs.Candidates(3, cost=100.0), seed=3)
+    for number, batches in enumerate((3, 6, 12, 25, 25)):
+        draws = [sampler.draw(lambda i: np.ones(len(i))) for _ in range(batches)]
+        expected = Passes(n, seed=3, number=number).take(batches * K)
+        assert np.array_equal(np.concatenate([draw.indices for draw in draws]), expected)
+        assert not sampler.passes.under_way
+    assert sampler.diagnostics().reshuffled == 71
 
 
 def test_a_look_that_fails_changes_nothing():
@@ -168,6 +161,19 @@ def test_a_look_that_fails_changes_nothing():
         sampler.draw(lambda indices: np.full(len(indices), np.nan))
     assert same(sampler.state_dict(), before)
     assert np.array_equal(sampler.draw().indices, Passes(90, seed=0).take(10))
+
+
+@pytest.mark.parametrize("steps", [2, 5, 11])
+def test_a_pass_that_grows_is_resumed(steps):
+    def go_on(sampler, steps):
+        return [sampler.draw(lambda i: np.ones(len(i))).indices for _ in range(steps)]
+
+    straight, resumed = (
+        adambs.BanditSampler(103, 4, candidates=adambs.Candidates(3, cost=100.0), seed=3) for _ in range(2)
+    )
+    go_on(straight, steps)
+    resumed.load_state_dict(saved_and_loaded(straight.state_dict()))
+    assert same(go_on(straight, 60), go_on(resumed, 60))
 
 
 def test_it_resumes_in_the_middle_of_a_pass_and_after_opening():
@@ -190,6 +196,8 @@ def test_it_resumes_in_the_middle_of_a_pass_and_after_opening():
         ({"position": 50}, "'position'.* from 0 to 49, not 50"),
         ({"position": -1}, "position"),
         ({"number": 0.5}, "number"),
+        ({"growing": 1}, "growing"),
+        ({"growing": True, "position": 5}, "'position'.* from 0 to 4, not 5"),
     ],
 )
 def test_a_damaged_pass_is_refused(damage, message):

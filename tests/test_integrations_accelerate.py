@@ -102,6 +102,28 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, stop):
     assert same(whole.sampler.state_dict()["rule"], again.sampler.state_dict()["rule"])
 
 
+def test_diagnostics_in_a_tracker(tmp_path):
+    logged = []
+
+    class Tracker(accelerate.tracking.GeneralTracker):
+        name, requires_logging_directory, tracker = "list", False, None
+
+        def store_init_configuration(self, values):
+            pass
+
+        def log(self, values, step=None, **_):
+            logged.append((step, values["bandit/updates"]))
+
+    accelerator = accelerate.Accelerator(cpu=True, log_with=Tracker())
+    accelerator.init_trackers("run")
+    sampler = a_sampler()
+    loader = ours.prepare(accelerator, data(), sampler, log_every=4)
+    for _ in range(2):
+        for x, y, drawn in loader:
+            sampler.update(drawn.number, adambs.scores.cross_entropy(small_net()(x), y))
+    assert logged == [(4, 4), (8, 8), (12, 12)]
+
+
 def test_what_is_wrong_is_told():
     accelerator = accelerate.Accelerator(cpu=True)
     sampler = adambs.BanditSampler(60, 10)
@@ -112,6 +134,8 @@ def test_what_is_wrong_is_told():
     loader = ours.prepare(accelerator, data(), sampler)
     with pytest.raises(ValueError, match="sampler has a training loader already"):
         ours.prepare(accelerator, data(), sampler)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="Evaluate with a plain DataLoader"):
+        next(iter(loader))
     x, y, drawn = next(iter(loader))
     with pytest.raises(ValueError, match="it looks reduced already"):
         drawn.mean(F.cross_entropy(small_net()(x), y))

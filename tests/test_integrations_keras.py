@@ -135,12 +135,28 @@ def test_scores_are_gradient_norms_at_the_output(loss, kind):
     torch.testing.assert_close(ratio, ratio[:1].expand(5), rtol=1e-4, atol=0)
 
 
-def test_diagnostics_in_the_history():
+def test_diagnostics_in_the_history_and_after_batches():
+    seen = []
+
+    class Logger(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(logs.get("bandit/updates"))
+
     model, sampler = a_model(), a_sampler()
-    logs = ours.BanditLogs(sampler)
-    history = model.fit(ours.BanditData(arrays(), sampler), epochs=2, verbose=0, callbacks=[logs])
+    callbacks = [ours.BanditLogs(sampler, log_every=2), Logger()]
+    history = model.fit(ours.BanditData(arrays(), sampler), epochs=2, verbose=0, callbacks=callbacks)
     assert history.history["bandit/draws"] == [6, 12]
     assert "accuracy" in history.history
+    assert seen == [None, 2, None, 4, None, 6, None, 8, None, 10, None, 12]
+
+
+def test_draws_of_any_number_are_matched():
+    """The number travels as a float64, beyond what a float32 could tell apart."""
+    model, sampler = a_model(), a_sampler()
+    sampler.awaited.following = 2**40
+    model.fit(ours.BanditData(arrays(), sampler), epochs=1, verbose=0)
+    assert sampler.diagnostics().updates == 6
+    assert sampler.awaited.following == 2**40 + 6
 
 
 def test_what_is_wrong_is_told():
@@ -149,8 +165,9 @@ def test_what_is_wrong_is_told():
         model.fit(*arrays(), verbose=0)
     with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
         model.fit(data, validation_data=data, verbose=0)
-    with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
-        model.evaluate(data, verbose=0)
+    for evaluate in (model.evaluate, model.predict):
+        with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
+            evaluate(data, verbose=0)
     with pytest.raises(TypeError, match="fit takes no class_weight"):
         model.fit(data, class_weight={0: 2.0}, verbose=0)
     with pytest.raises(ValueError, match="dataset has 60 examples but"):
@@ -158,6 +175,9 @@ def test_what_is_wrong_is_told():
     summed = a_model(keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"))
     with pytest.raises(ValueError, match="the loss has reduction 'sum'"):
         summed.fit(data, verbose=0)
+    reduced = a_model(lambda y, z: keras.ops.mean(keras.ops.square(z - keras.ops.reshape(y, (-1, 1)))))
+    with pytest.raises(ValueError, match=r"returned shape \(\) for 10 examples: it looks reduced already"):
+        reduced.fit(data, verbose=0)
 
     class Dropping(ours.BanditData):
         def __iter__(self):

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 
 
 class Net(L.LightningModule):
-    def __init__(self, capped=False):
+    def __init__(self, capped=False, dropout=0.0):
         super().__init__()
-        self.net, self.capped = small_net(), capped
+        self.net, self.capped, self.dropout = small_net(), capped, dropout
 
     def training_step(self, batch, batch_idx):
         x, y, drawn = batch
-        logits = self.net(x)
+        logits = self.net(F.dropout(x, self.dropout))
         scores = adambs.scores.cross_entropy(logits, y)
         loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores if self.capped else None)
         return {"loss": loss, "scores": scores}
@@ -45,15 +45,17 @@ def a_trainer(folder, *callbacks, **options):
     return L.Trainer(accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **options)
 
 
-def plain_loop(epochs, accumulate=1, clip=None):
+def plain_loop(epochs, accumulate=1, clip=None, half=False):
     sampler, net = a_sampler(), small_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     loader = adambs.BanditLoader(data(), sampler, carry=True)
     for _ in range(epochs):
         for b, (x, y, drawn) in enumerate(loader):
-            logits = net(x)
-            (drawn.mean(F.cross_entropy(logits, y, reduction="none")) / accumulate).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                logits = net(x)
+                loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"))
+            (loss / accumulate).backward()
             if (b + 1) % accumulate == 0:
                 if clip:
                     torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
@@ -65,14 +67,17 @@ def plain_loop(epochs, accumulate=1, clip=None):
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "clip", "workers"), [(1, None, 0), (3, 0.5, 0)], ids=["plain", "accumulated, clipped"]
+    ("accumulate", "clip", "precision"),
+    [(1, None, "32-true"), (3, 0.5, "32-true"), (1, None, "bf16-mixed")],
+    ids=["plain", "accumulated, clipped", "bf16"],
 )
-def test_the_parameters_are_those_of_the_plain_loop(tmp_path, accumulate, clip, workers):
+def test_the_parameters_are_those_of_the_plain_loop(tmp_path, accumulate, clip, precision):
     sampler, model = a_sampler(), Net()
     bandit = ours.BanditCallback(sampler)
-    trainer = a_trainer(tmp_path, bandit, accumulate_grad_batches=accumulate, gradient_clip_val=clip)
-    trainer.fit(model, bandit.loader(data(), num_workers=workers))
-    net, expected = plain_loop(3, accumulate, clip)
+    options = {"accumulate_grad_batches": accumulate, "gradient_clip_val": clip, "precision": precision}
+    trainer = a_trainer(tmp_path, bandit, **options)
+    trainer.fit(model, bandit.loader(data()))
+    net, expected = plain_loop(3, accumulate, clip, half=precision == "bf16-mixed")
     assert same(model.net.state_dict(), net.state_dict())
     assert same(sampler.state_dict()["rule"], expected.state_dict()["rule"])
     assert learned(sampler)
@@ -113,20 +118,23 @@ def test_bf16_and_diagnostics_in_a_logger(tmp_path):
     assert learned(bandit.sampler)
 
 
-@pytest.mark.parametrize("stop", [8, 6], ids=["in the middle of an epoch", "after an epoch's last batch"])
-def test_a_run_goes_on_bit_for_bit(tmp_path, stop):
-    """Saved after a batch, in the middle of an epoch or at its end, and loaded in new objects."""
-    bandit, model = ours.BanditCallback(a_sampler()), Net()
+@pytest.mark.parametrize(
+    ("stop", "accumulate", "workers"),
+    [(8, 1, 0), (6, 1, 0), (3, 4, 0), (8, 1, 1)],
+    ids=["in the middle of an epoch", "after an epoch's last batch", "accumulated", "with a worker"],
+)
+def test_a_run_goes_on_bit_for_bit(tmp_path, stop, accumulate, workers):
+    """Saved after a batch, in mid-epoch or at an epoch's end, and loaded in new objects. With dropout."""
+    options = {"enable_checkpointing": True, "accumulate_grad_batches": accumulate}
+    bandit, model = ours.BanditCallback(a_sampler()), Net(dropout=0.2)
     saving = L.callbacks.ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    a_trainer(tmp_path, bandit, saving, enable_checkpointing=True).fit(model, bandit.loader(data()))
+    a_trainer(tmp_path, bandit, saving, **options).fit(model, bandit.loader(data(), num_workers=workers))
     path = tmp_path / f"step={stop}.ckpt"
-    assert len(torch.load(path, weights_only=False)["callbacks"]) == 2
-    again, other = ours.BanditCallback(a_sampler()), Net()
-    trainer = a_trainer(
-        tmp_path, again, L.callbacks.ModelCheckpoint(tmp_path / "2"), enable_checkpointing=True
-    )
-    trainer.fit(other, again.loader(data()), ckpt_path=str(path), weights_only=False)
-    assert trainer.global_step == 18
+    assert len(torch.load(path, weights_only=True)["callbacks"]) == 2  # and it holds no code
+    again, other = ours.BanditCallback(a_sampler()), Net(dropout=0.2)
+    trainer = a_trainer(tmp_path, again, L.callbacks.ModelCheckpoint(tmp_path / "2"), **options)
+    trainer.fit(other, again.loader(data(), num_workers=workers), ckpt_path=str(path))
+    assert trainer.global_step == (18 if accumulate == 1 else 6)  # an epoch's last batch ends a group
     assert same(model.state_dict(), other.state_dict())
     assert same(bandit.state_dict(), again.state_dict())
 
@@ -184,3 +192,15 @@ def test_what_is_wrong_is_told(tmp_path):
 
     with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
         fit(Validating(), bandit.loader(data()), bandit, tmp_path)
+
+    class Evaluating(Net):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            pass
+
+        test_step = predict_step = validation_step
+
+    trainer, several = a_trainer(tmp_path, bandit), {"one": plain, "two": bandit.loader(data())}
+    for evaluate in (trainer.validate, trainer.test, trainer.predict):
+        for loaders in (bandit.loader(data()), [plain, bandit.loader(data())], several):
+            with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
+                evaluate(Evaluating(), loaders)

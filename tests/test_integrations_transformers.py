@@ -190,6 +190,24 @@ def test_losses_of_other_heads():
         ours.BanditMixin.losses_and_scores(Outside(), None, (torch.randn(4),), values)
 
 
+def test_which_label_a_position_predicts():
+    class Own(transformers.GPT2LMHeadModel):
+        pass
+
+    tags = transformers.BertForTokenClassification(bert().config)
+    assert ours._is_causal(gpt2())
+    assert ours._is_causal(Own(gpt2().config))
+    assert not ours._is_causal(tags)
+    with pytest.raises(ValueError, match="whether position t of Linear predicts label t or t"):
+        ours._is_causal(torch.nn.Linear(2, 2))
+
+
+def test_lora_is_causal_as_what_it_adapts_is():
+    peft = optional("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    assert ours._is_causal(peft.get_peft_model(gpt2(), config))
+
+
 def test_what_is_wrong_is_told(tmp_path):
     with pytest.raises(ValueError, match="dataloader_drop_last is True"):
         a_trainer(tmp_path, bert(), False, dataloader_drop_last=True)
@@ -210,8 +228,12 @@ def test_what_is_wrong_is_told(tmp_path):
 
     trainer = a_trainer(tmp_path, bert(), False)
     wrapped = adambs.BanditLoader(sentences(False), a_sampler(), carry=True, collate_fn=collate)
+    for evaluate in (trainer.evaluate, trainer.predict):
+        with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
+            evaluate(wrapped)
+    trainer.eval_dataset = {"plain": sentences(False), "drawn": wrapped}
     with pytest.raises(TypeError, match="an evaluation loader is a bandit's"):
-        trainer.evaluate(wrapped)
+        trainer.evaluate()
     batch = collate(sentences(False)[:K])
     trainer.model.train()
     with pytest.raises(ValueError, match="carries no draw"):
@@ -226,8 +248,52 @@ def test_what_is_wrong_is_told(tmp_path):
         a_trainer(tmp_path, bert(), False).train(str(tmp_path / "plain" / "checkpoint-6"))
 
 
+class Reduces(torch.nn.Module):
+    """A model that keeps its logits to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = bert()
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        return {"loss": self.inner(input_ids, attention_mask=attention_mask, labels=labels).loss}
+
+
+class Demands(Reduces):
+    """One that cannot do without labels."""
+
+    def forward(self, input_ids, attention_mask, labels):
+        return super().forward(input_ids, attention_mask, labels)
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(sentences(False))
+
+
+def test_models_and_data_that_cannot_be_weighted_are_refused(tmp_path):
+    def begin(model=None, train=None, **options):
+        own = {name: options.pop(name) for name in ("compute_loss_func",) if name in options}
+        args = arguments(tmp_path, **options)
+        train = sentences(False) if train is None else train
+        return ours.BanditTrainer(model or bert(), args, train_dataset=train, data_collator=collate, **own)
+
+    with pytest.raises(ValueError, match="the model returns loss and no logits"):
+        begin(Reduces()).train()
+    with pytest.raises(ValueError, match=r"Demands.forward cannot do without labels"):
+        begin(Demands())
+    with pytest.raises(ValueError, match="compute_loss_func reduces the losses"):
+        begin(compute_loss_func=lambda *_, **__: torch.zeros(()))
+    with pytest.raises(ValueError, match="train_sampling_strategy is 'group_by_length'"):
+        begin(train_sampling_strategy="group_by_length")
+    with pytest.raises(TypeError, match=r"train_dataset .Endless. must have len.* BanditStream"):
+        begin(train=Endless(), max_steps=3)
+    with pytest.raises(TypeError, match="train_dataset is a bandit's loader"):
+        begin(train=adambs.BanditLoader(sentences(False), a_sampler(), collate_fn=collate))
+
+
 def test_sft_trainer(tmp_path):
-    """TRL's trainer with the mixin: trains, and p learns."""
+    """TRL's trainer with the mixin: trains as ours does on the same tokens, and p learns."""
     trl, datasets = optional("trl"), optional("datasets")
     tokenizers = optional("tokenizers")
     words = {f"w{i}": i for i in range(28)} | {"[PAD]": 28, "[END]": 29}
@@ -256,3 +322,10 @@ def test_sft_trainer(tmp_path):
     assert trainer.sampler.diagnostics().updates == 12
     assert learned(trainer.sampler)
     assert not torch.equal(before, model.transformer.wte.weight)
+    ours_alone = ours.BanditTrainer(
+        gpt2(), args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator,
+        sampler=a_sampler(),
+    )  # fmt: skip
+    ours_alone.train()
+    assert same(ours_alone.model.state_dict(), model.state_dict())
+    assert same(ours_alone.sampler.state_dict()["rule"], trainer.sampler.state_dict()["rule"])

@@ -73,8 +73,8 @@ def test_a_large_sampler_in_a_process_of_its_own():
 def test_several_processes(monkeypatch):
     monkeypatch.setattr(processes, "STEP", 0.001)
     result = json.loads(json.dumps(processes.measure(quick=True)))
-    rows = [(row["W"], row["kind"]) for row in result["rows"]]
-    assert rows == [(2, "BanditSampler"), (2, "ShardedSampler")]
+    rows = [(row["W"], row["kind"], row["seen"]) for row in result["rows"]]
+    assert rows == [(2, kind, seen) for kind in ("BanditSampler", "ShardedSampler") for seen in (False, True)]
     assert all(row["both"] > 0 for row in result["rows"])
     assert [row["n"] for row in result["shards"]] == [10**4, 10**5]
     assert result["kernels"]["everything"] > result["kernels"]["heard"] > 0

@@ -10,7 +10,15 @@ from lab_fixtures import write_run
 from adambs.lab.experiments import sweep
 from adambs.lab.report import summary
 from adambs.lab.report.analysis import Estimate, analyse
-from adambs.lab.report.overview import CHOOSING, COLUMNS, SideBySide, against_baseline, sweep_figure
+from adambs.lab.report.overview import (
+    CHOOSING,
+    COLUMNS,
+    FRONT,
+    SideBySide,
+    against_baseline,
+    front_figure,
+    sweep_figure,
+)
 from adambs.lab.report.phrases import points, times_and_interval
 from adambs.lab.runs import records
 
@@ -123,7 +131,7 @@ def test_no_table_is_wide_and_every_number_stands_in_one(side_by_side):
 
 @pytest.mark.parametrize("method", ["adambs", "adam-impt"])
 def test_a_method_has_a_row_for_each_run_that_has_it(side_by_side, method):
-    head, _, *rows = cells(against_baseline(side_by_side.analyses, side_by_side.titles, method))
+    head, _, *rows = cells(against_baseline(side_by_side.analyses, side_by_side.titles, {method: ""}))
     assert len(head) == 6
     assert [row[0] for row in rows] == [*CHOOSING, *(["other"] if method == "adam-impt" else [])]
     analysis = side_by_side.analyses[1]
@@ -138,7 +146,7 @@ def test_a_method_has_a_row_for_each_run_that_has_it(side_by_side, method):
 
 
 def test_a_method_that_no_run_has_is_not_mentioned(side_by_side):
-    assert against_baseline(side_by_side.analyses[3:], ["other"], "adambs") == ""
+    assert against_baseline(side_by_side.analyses[3:], ["other"], {"adambs": ""}) == ""
 
 
 def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
@@ -159,3 +167,18 @@ def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
         assert heading in [summary._anchor(found) for found in re.findall(r"^### (.*)$", rest, re.M)]
     assert rest.count("balanced test error") == 1
     assert max(line.count("|") for line in text.splitlines()) - 1 <= COLUMNS + 2
+
+
+def test_the_readmes_picture_shows_adam_and_the_default_alone(side_by_side):
+    panels = front_figure(side_by_side.analyses).axes
+    shown = {analysis.run.path.name: analysis for analysis in side_by_side.analyses}
+    assert len(panels) == len(FRONT)
+    for axes, name in zip(panels, FRONT, strict=True):
+        curves = {each.method: each for each in shown[name].curves("train_loss", "seconds")}
+        for line, method in zip(axes.lines, ("adam", "adambs"), strict=True):
+            assert line.get_label() == shown[name].title(method)
+            np.testing.assert_array_equal(line.get_ydata(), curves[method].mean)
+        clock = shown[name].speedups["adambs"]["seconds"]
+        said = f"{clock.overall.value:.2f}" if clock.verdict == "faster" else clock.verdict
+        assert said in axes.get_title(loc="left")
+    assert front_figure(side_by_side.analyses[3:]) is None

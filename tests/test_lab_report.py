@@ -98,10 +98,42 @@ def test_the_smallest_run_that_there_can_be(tmp_path: Path):
     assert "No seed of this run has finished" in page
 
 
+def test_what_next_stands_above_the_runs_and_values_have_no_guess(tmp_path: Path):
+    """The page of a demo: several runs, one of which fits values."""
+    runs = [write_run(tmp_path / name, ["adam", "adambs"], slices=3, seeds=1) for name in "ab"]
+    file = runs[1].path / records.FILE
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        for example in line.get("highest", []) + line.get("lowest", []):
+            example.pop("image", None)
+            example |= {"label": "", "guess": "", "text": "value 0.5"}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs[1] = records.read(runs[1].path)
+    page = write_report(runs, tmp_path / "out", figures=False, closing="Do <this>.").read_text()
+    assert page.count("Do &lt;this&gt;.") == 1
+    overall, closing, first, second = (
+        page.index(mark) for mark in ('id="overall"', "What next", 'id="cnn-fashion"', 'id="cnn-fashion-2"')
+    )
+    assert overall < closing < first < second
+    assert "guess:" in page[first:second]
+    assert "wrong label stays surprising" in page[first:second]
+    values = page[second : page.index("report-data")]
+    assert "value 0.5" in values
+    assert "guess:" not in values
+    assert "wrong label" not in values
+    assert "cards texts" not in values
+
+
 def test_embedded_json_cannot_end_its_script():
     text = embed({HOSTILE: [HOSTILE, 1.5, None]})
     assert json.loads(text) == {HOSTILE: [HOSTILE, 1.5, None]}
     assert not re.search("[<>&\u2028\u2029]", text)
+
+
+def in_two_lines(shown: str) -> str:
+    """The cell of ``1.55 (1.33 to 1.79)``."""
+    value, interval = re.fullmatch(r"(.*?)(?: \((.*)\))?", shown).groups()
+    return f"<td>{esc(value)}" + (f"<small>{interval}</small>" if interval else "") + "</td>"
 
 
 def test_the_terminal_has_the_same_numbers(tmp_path: Path):
@@ -120,9 +152,9 @@ def test_the_terminal_has_the_same_numbers(tmp_path: Path):
             for each in by_axis.values():
                 assert times_and_interval(each.overall, each.bounded()) in shown
             for each in (final, lowest):
-                assert f"<td>{esc(times_and_interval(each.overall, each.bounded()))}</td>" in page
+                assert in_two_lines(times_and_interval(each.overall, each.bounded())) in page
             for each in (found.equal_time, found.stopped_early):
-                assert f"<td>{points(each['test_error'][method])}</td>" in page
+                assert in_two_lines(points(each["test_error"][method])) in page
     console.print(terminal_table([write_run(tmp_path / "h", hostile=True, seeds=1, slices=3), run]))
 
 
@@ -301,6 +333,10 @@ def test_several_runs_have_contents_and_a_table_of_all(driver: Any, tmp_path: Pa
     assert links == ["#cnn-fashion", "#rcnn-imdb", "#cnn-fashion-3"]
     assert all(ask(driver, f"document.querySelector('{link}') !== null") for link in links)
     assert ask(driver, "document.querySelectorAll('#overall tbody').length") == 3
+    overall = "document.querySelector('#overall .scroll')"
+    assert ask(driver, f"{overall}.scrollWidth") <= ask(
+        driver, f"{overall}.clientWidth"
+    )  # nothing is cut off
     assert ask(driver, "document.querySelectorAll('[data-plot]').length") == 12
     assert "No seed of this run has finished" in ask(
         driver, "document.querySelector('#cnn-fashion-3').textContent"
@@ -332,6 +368,19 @@ def test_plots_are_drawn_for_paper_before_it_is_printed_and_for_the_screen_after
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     driver.execute_script("dispatchEvent(new Event('afterprint'))")
     wait(lambda: ask(driver, sizes) == on_screen)
+
+
+def test_the_first_page_of_paper_has_the_first_plot(driver: Any, page: Path):
+    """A letter of 8.5 x 11 inches, at 96 pixels an inch, with margins of 14 mm."""
+    inch, margin = 96, 2 * 14 / 25.4
+    visit(driver, page, int((8.5 - margin) * inch))
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+        bottom = ask(driver, "document.querySelector('figcaption').getBoundingClientRect().bottom + scrollY")
+        assert 0.5 < bottom / ((11 - margin) * inch) < 1
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 @pytest.mark.parametrize(("width", "legend"), [(390, False), (1280, True)])

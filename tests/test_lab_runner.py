@@ -7,8 +7,11 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -514,6 +517,44 @@ def test_a_panel_that_fails_in_its_process_says_why(tmp_path, monkeypatch, short
     assert "photograph" in str(done.exception)
 
 
+def alive(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_ctrl_c_in_the_demo_ends_its_processes_without_a_word_of_theirs(tmp_path):
+    """A terminal sends it to all of them, here while they still import."""
+    script = tmp_path / "two_lanes.py"
+    script.write_text(
+        "from adambs import cli\nfrom adambs.lab.experiments import demo\n"
+        "demo.processors = lambda: 2\n"
+        "if __name__ == '__main__':\n    cli.app(['demo', '--out', 'out', '--seeds', '1'])\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    if not children.exists():
+        running.kill()
+        pytest.skip("only Linux tells who has started whom")
+    while len(started := children.read_text().split()) < 3 and running.poll() is None:
+        time.sleep(0.05)  # two lanes, and the process of multiprocessing that tidies up
+    os.killpg(running.pid, signal.SIGINT)
+    said = running.communicate()[0]
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert "Stopped. What is done is kept" in said
+    while any(map(alive, started)):
+        time.sleep(0.05)  # the one that tidies up is the last to go
+
+
 def test_the_demo_keeps_what_another_version_left(tmp_path, monkeypatch, short_panels):
     monkeypatch.setattr(demo, "processors", lambda: 1)
     older = records.Writer(tmp_path / "photograph", {"experiment": "an older one"}, {})
@@ -613,15 +654,30 @@ def test_the_numbers_fit_the_terminal(width, finished):
         assert f"{analysis.speedups[method]['seconds'].overall.value:.2f}" in said
 
 
-def test_the_version_and_the_help():
+def test_the_version():
     assert CliRunner().invoke(cli.app, ["--version"]).output.strip() == f"adambs {adambs.__version__}"
-    for command in ([], ["report"], ["reproduce"], ["summary"], ["data", "fetch"]):
-        done = CliRunner().invoke(cli.app, [*command, "--help"], terminal_width=200)
+
+
+def test_the_help_is_whole_in_80_columns_and_shows_choices():
+    """No name of an option and no summary of a command is cut short, and no type is one of Python's."""
+    names = [each.name or each.callback.__name__ for each in cli.app.registered_commands]
+    for command in ([], *([name] for name in names), ["data"], ["data", "fetch"]):
+        done = CliRunner().invoke(cli.app, [*command, "--help"], terminal_width=80)
         assert done.exit_code == 0
-        assert "list[" not in done.output
-    wrong = CliRunner().invoke(cli.app, ["reproduce", "digits", "--scale", "huge"])
-    assert wrong.exit_code == 2
-    assert "quick" in wrong.output + wrong.stderr
+        usage, *lines = done.output.splitlines()
+        assert usage.startswith("Usage: ")
+        assert not [line for line in lines if "list[" in line or "…" in line or "..." in line]
+        assert max(map(len, lines)) <= 80
+    said = CliRunner().invoke(cli.app, ["reproduce", "--help"], terminal_width=80).output
+    assert "--tune-batch-sizes" in said
+    for command, option, choices in (
+        (["reproduce", "digits"], "--scale", ("quick", "paper")),
+        (["probe"], "--scale", ("quick", "paper")),
+        (["mislabelled", "digits"], "--noise", ("flips", "confusions")),
+    ):
+        wrong = CliRunner().invoke(cli.app, [*command, option, "huge"])
+        assert wrong.exit_code == 2
+        assert all(choice in wrong.output + wrong.stderr for choice in choices)
 
 
 def test_ctrl_c_before_the_first_slice(tmp_path, monkeypatch):

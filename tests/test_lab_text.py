@@ -1,7 +1,11 @@
 """The lab's transformers: what they see of a text, their losses, and the schedule."""
 
+import json
 import math
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +13,11 @@ import torch.nn.functional as F
 from adambs.lab import experiments, methods, models
 from adambs.lab.experiments import text_sources
 from adambs.lab.models.transformers import WORDS
-from adambs.lab.runs import training
+from adambs.lab.report import phrases
+from adambs.lab.report.analysis import analyse
+from adambs.lab.runs import records, training
+
+ROOT = Path(__file__).parent.parent
 
 
 def texts(n=24, T=100, seed=0):
@@ -136,3 +144,54 @@ def test_the_sources_of_reviews():
     assert lines[2]["p"] == pytest.approx(shares)
     assert lines[5]["p"]["short"] < 0.95 * shares["short"]  # sums over fewer words have smaller gradients
     assert lines[5]["test_loss"] < lines[3]["test_loss"]
+
+
+def test_the_table_of_the_docs_is_what_was_recorded():
+    text = (ROOT / "docs" / "text.md").read_text()
+    judge, model = (analyse(records.read(ROOT / "results" / n)) for n in ("transformer-imdb", "lm-imdb"))
+    assert f"classifier ({len(judge.seeds)} seeds)" in text
+    assert f"language model ({len(model.seeds)} seeds)" in text
+    assert len(judge.seeds) >= 3
+    assert len(model.seeds) >= 3
+    names = ["Adam", "AdamBS", "AdamBS, Algorithm 2", "InfoBatch"]
+    for method, name in zip(judge.methods, names, strict=True):
+        finals, speed = judge.finals[method], judge.speedups[method]
+        ratios = [speed["seconds"], speed["step"], speed["seconds"].last]
+        cells = [
+            name,
+            f"{finals['train_loss'].value:.3f}",
+            f"{finals['test_error'].value:.1%}".replace("%", " %"),
+            *(phrases.times_and_interval(each.overall, each.bounded()) for each in ratios),
+            f"{model.finals[method]['train_loss'].value:.3f}",
+        ]
+        if method == "adam":
+            cells[3:6] = ["1"] * 3
+        assert f"| {' | '.join(cells)} |" in text
+    noise, steps = (model.speedups["adambs"][axis].overall for axis in ("seconds", "step"))
+    assert f"{noise.value:.2f}, {noise.low:.2f} to {noise.high:.2f}" in text
+    assert steps.value == 1.0  # the very steps of Adam
+    ahead = model.speedups["infobatch"]["step"].overall
+    assert f"{ahead.value:.2f}, {ahead.low:.2f} to {ahead.high:.2f}" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "change"),
+    [("sources", "shuffled", (0.252, 0.256)), ("repeated", "repeated", (0.268, 0.161))],
+)
+def test_what_the_docs_say_of_sources_is_what_was_recorded(file, source, change):
+    lines = (ROOT / "results" / "text-sources" / f"{file}.jsonl").read_text().splitlines()
+    ends = [line for line in map(json.loads, lines) if line["step"] == 1000]
+    assert sorted({line["seed"] for line in ends}) == [0, 1, 2]
+    for learns, expected in zip((False, True), change, strict=True):
+        p = np.mean([line["p"][source] for line in ends if line["learns"] is learns])
+        assert p == pytest.approx(expected, abs=0.001)
+    gaps = [
+        after["test_loss"] - before["test_loss"]
+        for before in ends
+        for after in ends
+        if before["seed"] == after["seed"] and after["learns"] > before["learns"]
+    ]
+    low, high = sorted(abs(gap) for gap in (min(gaps), max(gaps)))
+    word = "lower" if max(gaps) < 0 else r"\*higher\*"
+    text = (ROOT / "docs" / "text.md").read_text()
+    assert re.search(rf"{low:.3f} to {high:.3f} {word}", text)

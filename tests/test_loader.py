@@ -445,7 +445,7 @@ class RecordedAtOnce(Recorded):
 @pytest.mark.parametrize("dataset", [Recorded, RecordedAtOnce])
 def test_a_look_trains_on_what_was_scored(dataset):
     data = dataset()
-    sampler = adambs.BanditSampler(50, 4, candidates=adambs.Candidates(3, cost=1e-3), gate=0)
+    sampler = adambs.BanditSampler(50, 4, candidates=adambs.Candidates(3, cost=1e-3, ahead=1), gate=0)
     scored = []
 
     def score(batch):

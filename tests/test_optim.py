@@ -442,3 +442,23 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="Invalid learning rate"):
         adambs.AdamBS(net.parameters(), learning(), lr=-1)
     assert adambs.with_bandit(torch.optim.SGD) is adambs.with_bandit(torch.optim.SGD)
+
+
+def test_a_profiler_sees_the_step_and_nobody_else_pays_for_its_mark():
+    sampler = adambs.BanditSampler(20, 4, seed=0, gate=0)
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = adambs.AdamBS([parameter], sampler, lr=0.1)
+
+    def step():
+        parameter.grad = torch.ones(3)
+        optimizer.step(sampler.draw(), torch.ones(4))
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        step()
+    assert [event.count for event in seen.key_averages() if event.key == "Optimizer.step#AdamBS.step"] == [1]
+    order = []
+    optimizer.register_step_pre_hook(lambda *_: order.append("before"))
+    optimizer.register_step_post_hook(lambda *_: order.append("after"))
+    step()
+    assert order == ["before", "after"]
+    assert sampler.diagnostics().updates == 2

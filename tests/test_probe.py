@@ -19,7 +19,8 @@ from adambs.lab.insight import probe_evidence
 from adambs.lab.report import analysis
 from adambs.lab.runs import records
 from adambs.probing import measures
-from adambs.probing.answer import BEND, CONTEXT, LOOK, PLAIN, RISE, USE, WIDTH
+from adambs.probing.answer import CONTEXT, DOUBT, EXPONENT, LOOK, PLAIN, SCATTER, UNKNOWN, USE, WIDTH
+from adambs.proposals import Passes
 
 
 def quiet(share, words):
@@ -101,14 +102,36 @@ def test_what_is_to_come_is_continued_from_what_was_measured():
     assert measures.ahead(falling, 5000) == pytest.approx(np.exp(np.log([y for _, y in falling[3:]]).mean()))
     steep = measures.ahead([(200, 2.0), (400, 32.0)], 4000)
     assert steep == pytest.approx(8 * 4000 / math.sqrt(200 * 400))  # no faster than the step
+    apart = measures.ahead([(1, 2.0), (1000, 4.0)], 100)  # nothing near: between the neighbours
+    assert apart == pytest.approx(2 * 100 ** (math.log(2) / math.log(1000)))
     assert measures.ahead([(0, 3.0)], 10) == 1.0
     assert measures.ahead([(5, 3.0)], 1) == measures.ahead([(5, 3.0)], 100) == pytest.approx(3.0)
 
 
-def test_a_small_reduction_gains_in_proportion_and_a_large_one_less():
-    assert measures.expected_gain(1.0, 0.3, 0.5) == 1.0
-    assert measures.expected_gain(1.01, 0.3, 0.5) == pytest.approx(1.01**0.3, rel=1e-4)
-    assert measures.expected_gain(math.e**2, 0.3, 0.5) == pytest.approx(math.exp(0.3))
+def test_a_race_is_told_as_the_lab_tells_it():
+    """Losses e^(-0.01 t) and, twice as fast, e^(-0.02 t): every target is reached in half the steps."""
+    steps = [0, 10, 40, 100, 200, 400]
+    theirs = [(step, math.exp(-0.01 * step)) for step in steps]
+    ours = [(step, math.exp(-0.02 * step)) for step in steps]
+    assert measures.race(theirs, ours) == pytest.approx(2.0)
+    assert measures.race(theirs, theirs) == pytest.approx(1.0)
+    # Half as fast: what is reached after half of the steps takes all; the later targets are never reached.
+    late = [0.25 / 0.5, 0.5, 0.75, 1.0]
+    slower = measures.race(ours, theirs)
+    assert slower == pytest.approx(math.exp(np.mean(np.log(late))))
+    shifted = [(step, loss - 5) for step, loss in theirs]  # negative losses: straight, not their logarithms
+    assert measures.race(shifted, shifted) == pytest.approx(1.0)
+    assert measures.race([(0, 1.0), (9, 1.0)], [(0, 1.0), (9, 0.5)]) == 1.0  # there was nothing to reach
+
+
+def test_an_exponent_is_what_two_normal_distributions_say():
+    """Against the posterior mean on a grid."""
+    grid = np.linspace(-4, 4, 200_001)
+    for x, seen in ((1.3, 0.13), (0.05, 0.3), (2.0, -0.2), (0.0, 0.1)):
+        logs = -((grid - 0.27) ** 2) / (2 * 0.25**2) - (seen - grid * x) ** 2 / (2 * 0.1**2)
+        weights = np.exp(logs - logs.max())
+        expected = (grid * weights).sum() / weights.sum()
+        assert measures.updated(0.27, 0.25, x, seen, 0.1) == pytest.approx(expected, abs=1e-6)
 
 
 # ---------------------------------------------------------------------------------------- a whole probe
@@ -147,6 +170,94 @@ def test_everything_is_left_as_it_was():
     assert same((model.state_dict(), optimizer.state_dict()), before)
     assert not model.training
     assert not model._forward_hooks
+
+
+def test_the_copy_is_trained_as_the_readme_says():
+    """The same parameters as the loop with AdamBS, scores in the mean and a clip, bit for bit."""
+    x, y = small_data(60)
+    torch.set_num_threads(1)
+    kept, steps = [], 0
+
+    def look(share, words):
+        nonlocal steps
+        steps = int(words.split()[0]) if words.endswith("steps") else steps
+
+    class Spied(nn.Linear):  # the copy's parameters are seen at each forward pass
+        def forward(self, inputs):
+            if self.training and len(inputs) == 10:
+                kept.append((steps, self.weight.detach().clone()))
+            return super().forward(inputs)
+
+    torch.manual_seed(0)
+    model = Spied(6, 3)
+    before = copy.deepcopy(model.state_dict())
+    adambs.probe(model, TensorDataset(x, y), F.cross_entropy, batch_size=10, seconds=0.3, progress=look)
+    sampler = adambs.BanditSampler(60, 10, seed=0)
+    optimizer = adambs.AdamBS(model.parameters(), sampler, lr=1e-3)
+    ours = {}
+    for step in range(20):
+        ours[step] = model.weight.detach().clone()
+        draw = sampler.draw()
+        logits = F.linear(x[draw.indices], model.weight, model.bias)
+        losses, scores = F.cross_entropy(logits, y[draw.indices], reduction="none"), None
+        scores = adambs.scores.cross_entropy(logits.detach(), y[draw.indices])
+        optimizer.zero_grad()
+        draw.mean(losses, scores).backward()
+        optimizer.step(draw, scores)
+    first, last = dict(reversed(kept)), dict(kept)  # in each step the bandit's copy comes first
+    assert all(torch.equal(first[step], ours[step]) for step in range(10))
+    # The other copy is trained by plain Adam, on the sampler's own passes.
+    plain = Spied(6, 3)
+    plain.load_state_dict(before)
+    optimizer, passes = torch.optim.Adam(plain.parameters(), lr=1e-3), Passes(60, 0)
+    for step in range(10):
+        assert torch.equal(last[step], plain.weight)
+        batch = passes.take(10)
+        optimizer.zero_grad()
+        F.cross_entropy(
+            F.linear(x[batch], plain.weight, plain.bias), y[batch], reduction="none"
+        ).mean().backward()
+        optimizer.step()
+
+
+def test_the_learning_rate_follows_the_schedule():
+    asked = []
+
+    def schedule(share):
+        asked.append(share)
+        return 0.0
+
+    answer = probed(schedule=schedule, epochs=1, seconds=0.2)  # 200 examples in batches of 10: 20 steps
+    assert asked[:3] == pytest.approx([0.5 / 20, 1.5 / 20, 2.5 / 20])
+    assert max(asked) <= 1
+    losses = [loss for _, loss in answer.losses]
+    assert losses == pytest.approx([losses[0]] * len(losses))  # nothing moves at a rate of zero
+    with pytest.raises(ValueError, match="schedule must return a finite number"):
+        probed(schedule=lambda share: math.nan)
+
+
+def test_a_short_training_is_seen_whole():
+    answer = probed(epochs=1.5, seconds=600)  # 200 examples in batches of 10
+    assert answer.steps == 30
+    assert answer.losses[-1][0] == answer.plain_losses[-1][0] == answer.race[0] == 30
+
+
+def test_an_optimizer_of_ours_will_do():
+    model, (x, y) = small_net(), small_data(100)
+    optimizer = adambs.AdamBS(model.parameters(), adambs.BanditSampler(100, 10), lr=1e-3)
+    answer = probed(model, TensorDataset(x, y), optimizer=optimizer)
+    assert answer.measured
+    assert optimizer.clip is not None
+
+
+def test_scores_may_be_computed_when_they_are_asked_for():
+    def loss(model, batch):
+        logits = model(batch[0])
+        found = F.cross_entropy(logits, batch[1], reduction="none")
+        return found, lambda: adambs.scores.cross_entropy(logits, batch[1])
+
+    first, second = probed(loss=loss), probed()
+    assert first.potential[0] == second.potential[0]
 
 
 class Words(Dataset):
@@ -264,6 +375,7 @@ def answer_with(**changes):
         "learned": [(0, 1.0), (100, 3.0)],
         "memory": [(10, 3.5), (80, 3.0)],
         "noise": [(0, 30.0)],
+        "steps": 100,
         "step_seconds": 0.01,
         "overhead": 0.02,
         "look": 0.4,
@@ -275,10 +387,14 @@ def answer_with(**changes):
     ("changes", "kind", "words"),
     [
         ({}, USE, "BanditSampler(8000, batch_size=100)"),
+        ({"steps": 39}, UNKNOWN, "39 steps of 800 are too few"),
+        ({"steps": 99, "epochs": 100}, UNKNOWN, "99 steps of 8,000 are too few"),
         ({"noise": [(0, 0.2)]}, PLAIN, "Try batches of 20"),
         ({"potential": [(0, 1.0), (9, 1.1)], "learned": [], "memory": [(9, 1.0)]}, PLAIN, "too alike"),
         ({"potential": [(0, 5.0), (9, 60.0)], "look": 0.02}, LOOK, "score="),
-        ({"memory": [(9, 1.0)], "learned": [], "contexts": {"source": 3.0}}, CONTEXT, "source tells"),
+        ({"memory": [(9, 1.0)], "learned": [], "contexts": {"source": [(9, 3.0)]}}, CONTEXT, "source tells"),
+        ({"contexts": {"source": [(9, 1.0)], "length": [(9, 2.0)]}, "epochs": 1.5}, CONTEXT, "length tells"),
+        ({"contexts": {"source": [(9, 3.0)]}, "epochs": 30}, USE, "Use it"),  # memory soon has it
     ],
 )  # fmt: skip
 def test_the_verdict_follows_from_the_measures(changes, kind, words):
@@ -297,12 +413,59 @@ def test_what_is_expected_depends_on_how_long_the_training_is():
     expected = [answer_with(epochs=epochs, **rising).expected for epochs in (1, 3, 30)]
     assert expected == sorted(expected)
     assert expected[0] < expected[-1]
-    answer = answer_with(epochs=2.5, **rising)  # half way is where the measures end
-    x = math.log(answer.foreseen)
-    assert answer.foreseen == pytest.approx(4.0, rel=0.02)
-    assert answer.expected == pytest.approx(math.exp(RISE * x / (1 + BEND * x)) / 1.02)
-    assert "at step 100 of 200, as measured" in str(answer)
+    assert "at step 100 of 200, as measured" in str(answer_with(epochs=2.5, **rising))
     assert "continued from 100" in str(answer_with(epochs=30, **rising))
+
+
+def test_the_course_of_p_is_a_plain_pass_and_then_what_was_learned():
+    """8,000 examples in batches of 100: a pass is 80 steps."""
+    flat = {"potential": [(1, 5.0), (1000, 5.0)], "learned": [(1, 3.0), (1000, 3.0)]}
+    answer = answer_with(**flat, contexts={"c": [(1, 2.0), (1000, 2.0)]}, epochs=4, look=0.1)
+    quarter, rest = [1.0] * 25, [3.0] * 75
+    gains = [1 / (1 / T + (1 - 1 / T) / 3) / 1.3 for T in (5.0, 5 / 3)]  # a look at 3 K costs 3 x 0.1
+    assert min(gains) > 1
+    values = {"": quarter + rest, "c": [2.0] * 25 + rest, "look": [gains[0]] * 25 + [3 * gains[1]] * 75}
+    for options, name in (({}, ""), ({"context": "c"}, "c"), ({"look": True}, "look")):
+        assert answer.course(**options) == pytest.approx(values[name])
+        expected = math.exp(EXPONENT * sum(map(math.log, values[name])) / 100) / 1.02
+        assert answer.expects(**options) == pytest.approx(expected)
+    dear = answer_with(**flat, epochs=4, look=0.5)
+    assert dear.course(look=True) == dear.course()  # a look that costs more than it gains is not made
+    more = answer_with(**{**flat, "learned": [(1, 9.0)]}, epochs=4)
+    assert more.course()[-1] == pytest.approx(5.0)  # p has no more than there is
+
+
+def test_what_was_seen_counts_more_than_what_is_usual():
+    values = {"learned": [(1, 3.0), (1000, 3.0)], "epochs": 4, "steps": 200}
+    losses = [(step, math.exp(-0.01 * step)) for step in (0, 50, 100, 200)]
+    slower = [(step, math.exp(-0.008 * step)) for step in (0, 50, 100, 200)]
+    seen = answer_with(**values, losses=losses, plain_losses=slower)
+    until, speedup = seen.race
+    assert (until, speedup) == (200, pytest.approx(1.25))
+    x = math.log(3) * 120 / 200  # the first 80 steps are a plain pass
+    mean = (EXPONENT / SCATTER**2 + x * math.log(1.25) / DOUBT**2) / (1 / SCATTER**2 + x * x / DOUBT**2)
+    assert seen.exponent() == pytest.approx(mean, rel=1e-6)
+    assert answer_with(**values).exponent() == EXPONENT
+    # Over the whole training: what was raced with the new exponent, what a context adds with the usual one;
+    # one that tells much makes another training of it.
+    x, added = math.log(3) * 240 / 320, math.log(2) * 80 / 320
+    assert seen.expects() == pytest.approx(math.exp(mean * x) / 1.02, rel=1e-6)
+    seen.contexts = {"c": [(1, 2.0), (1000, 2.0)]}
+    assert added < math.log(1.2)
+    assert seen.expects(context="c") == pytest.approx(math.exp(mean * x + EXPONENT * added) / 1.02, rel=1e-6)
+    seen.contexts = {"c": [(1, 4.0), (1000, 4.0)]}
+    seen.potential = [(1, 4.0), (1000, 4.0)]
+    assert seen.expects(context="c") == pytest.approx(math.exp(EXPONENT * math.log(4)) / 1.02, rel=1e-6)
+    assert "1.25 times as fast in steps, in the first 200" in str(seen)
+    # Only what lies within the planned training is compared.
+    later = {"losses": [*losses, (900, 1e-9)], "plain_losses": [*slower, (900, 1.0)]}
+    assert answer_with(**values, **later).race == seen.race
+
+
+def test_a_cost_that_takes_the_gain_away_is_named():
+    answer = answer_with(overhead=0.4)
+    assert answer.kind == PLAIN
+    assert "a step would take 1.40 times as long" in answer.verdict
 
 
 # -------------------------------------------------------------------------------------------- evidence
@@ -317,40 +480,86 @@ def test_answers_come_back_from_their_json(tmp_path):
         probe_evidence.read_answer(tmp_path / "other.json")
 
 
+def test_an_earlier_probe_told_of_contexts_at_its_end_only(tmp_path):
+    answer = answer_with(steps=100, contexts={"label": [(100, 1.5)]})
+    found = answer.to_dict()
+    found["contexts"] = {"label": 1.5}
+    (tmp_path / "old.json").write_text(json.dumps(found, allow_nan=False))
+    assert probe_evidence.read_answer(tmp_path / "old.json") == answer
+
+
 def test_ranges_stand_beside_what_was_recorded(tmp_path, monkeypatch, capsys):
     results, probes = tmp_path / "results", tmp_path / "results" / "probes"
-    for name in ("a", "sweep-a"):
-        write_run(results / name, ["adam", "adambs"], seeds=2)
+    for name, seeds in (("a", 2), ("again", 3), ("sweep-a", 2)):
+        write_run(results / name, ["adam", "adambs"], seeds=seeds)
     config = records.read(results / "a").config
-    same_run = {"lr": config["lr"], "batch_size": config["batch_size"], "epochs": config["epochs"]}
+    same_run = {name: config[name] for name in ("n", "lr", "batch_size", "epochs")}
     probes.mkdir()
-    for k, name in enumerate(("cnn-fashion", "twin", "third", "fourth", "other-lr")):
-        answer = answer_with(potential=[(0, 1.5), (100, 2.0 + k)])
+    for k, name in enumerate(("cnn-fashion", "flipped", "third", "fourth", "other-lr")):
+        answer = answer_with(learned=[(0, 1.0), (1, 1.1 + k / 2)])
         for field, value in same_run.items():
             setattr(answer, field, value * (1 + (name == "other-lr" and field == "lr")))
         found = {"experiment": config["experiment"], **answer.to_dict()}
         (probes / f"{name}.json").write_text(json.dumps(found, allow_nan=False))
     found = probe_evidence.rows(probes, results)
-    assert [row.name for row in found] == ["cnn-fashion", "fourth", "third", "twin"]
-    assert [row.fitted for row in found] == [True, False, False, False]
-    speedup = analysis.analyse(records.read(results / "a")).speedups["adambs"]["seconds"].overall.value
+    assert [row.name for row in found] == ["cnn-fashion", "flipped", "fourth", "third"]
+    assert [row.used for row in found] == ["the fit", "seen", "the test", "the test"]
+    speedups = [analysis.analyse(records.read(results / name)).speedups["adambs"] for name in ("a", "again")]
+    logs = [math.log(speedup["seconds"].overall.value) for speedup in speedups]
     for row in found:
-        assert (row.recorded, row.seeds) == (speedup, 2)
-        assert row.inside == (row.answer.speedup[0] <= row.recorded <= row.answer.speedup[1])
-    monkeypatch.setattr("sys.argv", ["probe_evidence", "--results", str(results)])
+        assert row.recorded.value == pytest.approx(math.exp((2 * logs[0] + 3 * logs[1]) / 5))
+        assert row.recorded.steps > 0
+        assert row.recorded.seeds == 5
+        assert row.said == row.answer.expects(look=True)
+        assert row.inside == (row.said / WIDTH <= row.recorded.value <= row.said * WIDTH)
+    page = tmp_path / "page.md"
+    page.write_text("# Before\n<!-- probes: begin -->\nold\n<!-- probes: end -->\nafter\n")
+    monkeypatch.setattr("sys.argv", ["probe_evidence", "--results", str(results), "--docs", str(page)])
     probe_evidence.main()
     text = (probes / "README.md").read_text("utf-8")
+    table = probe_evidence.markdown(found)
+    whole = "# Before\n<!-- probes: begin -->\n\n{}\n<!-- probes: end -->\nafter\n"
+    assert page.read_text("utf-8") == whole.format(table)
+    assert table in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="must have the lines"):
+        probe_evidence.insert("text", page)
     assert text in capsys.readouterr().out
     assert f"All: {sum(row.inside for row in found)} of 4 recorded speedups" in text
+    held = sum(row.inside for row in found if row.used == "the test")
+    assert f"not seen when the rule was chosen: {held} of 2 recorded speedups" in text
     assert "without a record of AdamBS yet: other-lr" in text
     assert "<svg" in (probes / "probes.svg").read_text("utf-8")
 
 
-def test_the_fit_finds_the_constants_that_made_the_speedups():
+def test_like_is_compared_with_like(tmp_path):
+    """Each method with what the probe says of that method, and only if it was asked about."""
+    results, probes = tmp_path / "results", tmp_path / "results" / "probes"
+    write_run(results / "a", ["adam", "adambs-loop", "adambs-loop:context=1"], seeds=2)
+    config = records.read(results / "a").config
+    probes.mkdir()
+    for name, contexts in (("x", {"label": [(1, 2.0)]}), ("y", {})):
+        answer = answer_with(contexts=contexts, epochs=float(config["epochs"]))
+        answer.n, answer.lr, answer.batch_size = config["n"], config["lr"], config["batch_size"]
+        found = {"experiment": config["experiment"], **answer.to_dict()}
+        (probes / f"{name}.json").write_text(json.dumps(found, allow_nan=False))
+    loop, context, other = probe_evidence.rows(probes, results)
+    assert (loop.method, context.method, other.method) == (
+        "adambs-loop",
+        "adambs-loop:context=1",
+        "adambs-loop",
+    )
+    assert loop.said == loop.answer.expects() == other.said
+    assert context.said == context.answer.expects(context="label") > loop.said
+
+
+def test_the_fit_finds_the_exponent_that_made_the_speedups():
     rows = []
     for k, potential in enumerate((1.2, 2.0, 5.0, 40.0)):
-        answer = answer_with(potential=[(100, potential)], overhead=0.1 * k)
-        said = measures.expected_gain(potential, 0.4, 0.7) / (1 + 0.1 * k)
-        rows.append(probe_evidence.Row(str(k), answer, said, 3))
-    assert probe_evidence.fit(rows) == pytest.approx((0.4, 0.7), rel=1e-4)
-    assert probe_evidence.left_out(rows) == pytest.approx([row.recorded for row in rows], rel=1e-3)
+        values = {"potential": [(100, potential)], "learned": [(100, potential)]}
+        answer = answer_with(**values, overhead=0.1 * k)
+        x = sum(math.log(value) for value in answer.course()) / 100
+        recorded = probe_evidence.Recorded(math.exp(0.4 * x) / (1 + 0.1 * k), math.exp(0.4 * x), 3, False)
+        rows.append(probe_evidence.Row(str(k), "adambs-loop", answer, recorded))
+    assert probe_evidence.fit(rows) == pytest.approx(0.4)
+    assert probe_evidence.left_out(rows) == pytest.approx([row.recorded.value for row in rows])

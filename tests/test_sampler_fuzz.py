@@ -339,6 +339,7 @@ class Oracle:
         self.ahead = ahead
         self.ready = []  # batches that are still to be drawn from the last look's candidates
         self.left = set(range(n))  # of the present pass
+        self.passes, self.growing = 0, False  # those that are over; whether they grow
         self.gate, self.trained = Moments(), Moments()
         self.open = threshold == 0
         self.count = dict.fromkeys(("draws", "updates", "scores", "clipped", "looks", "reshuffled"), 0)
@@ -352,14 +353,20 @@ class Oracle:
         return len(self.left) < self.n
 
     @property
+    def length(self):
+        """Of the present pass: if they grow, n/8, n/4, n/2 and n in turn, less what is no whole batch."""
+        if not self.growing:
+            return self.n
+        return max(self.K, self.n // max(8 >> self.passes, 1) // self.K * self.K)
+
+    @property
     def tau(self):
         return max(math.sqrt(self.squares) / self.sum, 1.0) if self.sum > 0 else 1.0
 
     def pays(self, did_look):
         left = 1 / self.tau**2
         gain = 1 / (left + (1 - left) / self.multiple)
-        scored = (self.ahead + self.multiple - 1) / self.ahead if self.under_way else self.multiple
-        need = 1 + scored * self.cost
+        need = 1 + self.multiple * self.cost
         return did_look if nearly(gain, need) else gain > need
 
     def decide(self, sampler):
@@ -379,17 +386,17 @@ class Oracle:
         self.count["draws"] += 1
         indices = draw.indices.numpy()
         assert ((indices >= 0) & (indices < self.n)).all()
-        look = asked is not None and not self.ready and self.pays(bool(asked))
-        reshuffled = look and (self.under_way or not self.decide(sampler))
-        look = look and not (reshuffled and len(self.left) <= self.K)  # too few left to choose from
+        look = asked is not None and not self.ready and not self.under_way and self.pays(bool(asked))
         assert bool(asked) == look
         if look:
-            self._look(reshuffled, *asked[0])
+            self._look(*asked[0])
         chosen = asked is not None and bool(self.ready)
         assert draw.learned == chosen
         if chosen:
             ratios, p_ratios = self._chosen(draw, indices)
         else:
+            if not self.under_way:
+                self.growing |= asked is not None
             ratios = p_ratios = self._batch(indices, sampler)
         close(draw.probabilities.numpy(), p_ratios / self.n)
         weights = p_ratios**-self.correction * (p_ratios / ratios)
@@ -414,40 +421,30 @@ class Oracle:
                 break
             assert j in self.left, "an example twice in one pass"
             self.left.remove(j)
-            if not self.left:
+            if n - len(self.left) == self.length:
                 self.left = set(range(n))
+                self.passes += 1
         return ratios
 
-    def _look(self, reshuffled, candidates, scores):
-        """The candidates are from p, or the next of a pass that goes on by K for each batch."""
-        K, B, batches, shift = self.K, min(self.multiple * self.K, self.n), self.ahead, None
+    def _look(self, candidates, scores):
+        """For each batch there are candidates of its own, from p."""
+        B = min(self.multiple * self.K, self.n)
         r = self.rule.ratios()[candidates]
-        if reshuffled:
-            batches = min(batches, (len(self.left) - 1) // K)  # the last of the pass is taken as it is
-            shift, r = K, np.ones(len(candidates))
-            assert len(set(candidates.tolist())) == len(candidates)
-            assert len(candidates) == min((batches - 1) * K + B, len(self.left))
-            assert set(candidates.tolist()) <= self.left
-            self.left -= set(candidates[: batches * K].tolist())
-        else:
-            assert len(candidates) == batches * B
-        for k in range(batches):
-            first = k * (shift or B)
-            among = np.arange(first, min(first + B, len(candidates)))
+        assert len(candidates) == self.ahead * B
+        for first in range(0, len(candidates), B):
+            among = np.arange(first, first + B)
             a = np.minimum(scores[among], 1e100) / r[among] ** self.correction
             g = 0.9 * a / a.sum() + 0.1 / len(a) if a.any() else np.full(len(a), 1 / len(a))
-            taken = among[: shift or B]
-            self._scatter(r[taken], scores[taken])
+            self._scatter(r[among], scores[among])
             ratios = dict(zip(among.tolist(), r[among] * len(a) * g, strict=True))
-            self.ready.append((candidates, r, ratios, reshuffled))
+            self.ready.append((candidates, r, ratios))
         for first in range(0, len(candidates), B):
             part = slice(first, first + B)
             self._teach(candidates[part], r[part], scores[part])
 
     def _chosen(self, draw, indices):
-        candidates, r, ratios, reshuffled = self.ready.pop(0)
+        candidates, r, ratios = self.ready.pop(0)
         self.count["looks"] += 1
-        self.count["reshuffled"] += reshuffled
         assert np.array_equal(candidates[draw.positions], indices)
         return np.array([ratios[j] for j in draw.positions.tolist()]), r[draw.positions]
 
@@ -489,7 +486,8 @@ class Oracle:
         assert sampler.awaited._draws.keys() == self.awaited.keys()
         assert sampler.awaited.following == self.count["draws"]
         assert len(sampler.feedback.late) == len(self.late)
-        assert sampler.passes.left == len(self.left)
+        assert sampler.passes.position == self.n - len(self.left)
+        assert sampler.passes.length == self.length
         assert sampler.passes.under_way == self.under_way
         assert sampler.gate.open == self.open
         all_moments = ((self.gate, sampler.gate.moments), (self.trained, sampler.counters.trained))

@@ -127,12 +127,21 @@ def peak_memory(run) -> int:
     return most
 
 
-@pytest.mark.parametrize(("dtype", "smoothing"), [(torch.float32, 0.1), (torch.bfloat16, 0.0)])
-def test_it_takes_a_tenth_of_the_logits(dtype, smoothing):
+@pytest.mark.parametrize(
+    ("dtype", "smoothing", "shape"),
+    [
+        (torch.float32, 0.1, (4, 32, 16000)),
+        (torch.bfloat16, 0.0, (4, 33, 16000)),
+        (torch.float32, 0.0, (8, 128, 1024)),
+        (torch.bfloat16, 0.1, (16, 128, 1024)),
+    ],
+)
+def test_it_takes_a_tenth_of_the_logits(dtype, smoothing, shape):
     torch.manual_seed(0)
-    logits = torch.randn(4, 32, 16000).to(dtype).requires_grad_()
+    logits = torch.randn(shape).to(dtype).requires_grad_()
     size = logits.numel() * logits.element_size()
-    labels = torch.randint(16000, (4, 32))
+    assert size >= 2**22
+    labels = torch.randint(shape[2], shape[:2])
     plain = peak_memory(lambda: F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none"))
     assert plain > 0.9 * size  # the ruler measures
     found = []
@@ -169,6 +178,19 @@ def test_packed_documents_are_scored_each_by_itself():
     (gradient,) = torch.autograd.grad(losses[1], logits)
     assert gradient.norm().item() == pytest.approx(found[1].item())
     assert not gradient[documents != 1].any()
+
+
+def test_documents_from_position_ids():
+    """As docs/text.md has it: the positions of one long row begin anew with each document."""
+    torch.manual_seed(0)
+    positions = torch.tensor([[0, 1, 2, 0, 0, 1]])
+    documents = (positions == 0).cumsum(1) - 1
+    logits, labels = torch.randn(1, 6, 5), torch.randint(5, (1, 6))
+    found = scores.causal_lm(logits, labels, documents=documents, count=3)
+    for d, rows in enumerate((slice(0, 3), slice(3, 4), slice(4, 6))):
+        expected = scores.causal_lm(logits[:, rows], labels[:, rows])
+        torch.testing.assert_close(found.losses[d], expected.losses[0])
+        torch.testing.assert_close(found.scores[d], expected.scores[0])
 
 
 def test_output_norms_at_the_last_hidden_state():

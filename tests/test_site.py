@@ -76,13 +76,42 @@ def test_pages_need_no_network(site):
             assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), (file.name, tag)
 
 
-def test_the_words_people_look_for_are_there(site):
-    index = (site / "searchindex.js").read_text()
-    for word in ("ddp", "gpu", "faq", "checkpoint", "accumul"):
-        assert word in index, word
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("DDP", "many-processes"),
+        ("GPU", "training-loops"),
+        ("FAQ", "faq"),
+        ("checkpoint", "checkpoints"),
+        ("accumulation", "training-loops"),
+    ],
+)
+def test_the_search_finds_what_people_look_for(site, driver, word, page):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    driver.get((site / "search.html").as_uri() + f"?q={word}")
+    WebDriverWait(driver, 60).until(
+        lambda _: "finished" in driver.find_element("id", "search-results").text
+    )  # results come one by one
+    found = driver.find_elements("css selector", "#search-results li a")
+    assert f"/{page}.html" in " ".join(link.get_attribute("href") for link in found)
+
+
+@pytest.mark.parametrize(("scheme", "shown"), [("light", 0), ("dark", 1)])
+def test_pages_are_dark_where_the_reader_wants_it(site, driver, scheme, shown):
+    """And so is the picture of the idea: there are two, of which one is shown."""
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    driver.get((site / "index.html").as_uri())
+    pictures = driver.find_elements("css selector", "main img, article img")
+    assert [picture.is_displayed() for picture in pictures] == [k == shown for k in range(2)]
+    color = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    brightness = [int(part) for part in re.findall(r"\d+", color)[:3]]
+    assert (max(brightness) < 100) == (scheme == "dark")
 
 
 def test_pages_open_in_a_browser(site, driver):
+    driver.get_log("browser")  # what the search had to say: a page from a file may not read other files
     for name in ("index", "idea", "faq", "api/sampler", "built/plot_tutorial", "results"):
         for width in (1280, 390):
             driver.set_window_size(width, 900)

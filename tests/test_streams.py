@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import same, saved_and_loaded
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 import adambs
 from adambs.sources import Worth
@@ -119,6 +119,29 @@ def test_workers_part_the_sources():
     assert {v % 2 for v in values} == {0, 1}
 
 
+class Dividing(Numbers):
+    """Yields to each worker its own part, as Hugging Face's streams do."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        part, parts = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(self.start + part, self.start + self.count, parts))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_sources_that_divide_themselves_are_read_whole(sharded):
+    """Once in each pass, whether they may divide themselves or not; and a resume reads over as much."""
+
+    def a_dividing_stream():
+        return adambs.BanditStream([Dividing(0, 80)], batch_size=8, num_workers=2, sharded=sharded)
+
+    stream, again = a_dividing_stream(), a_dividing_stream()
+    first = train(stream, 4)
+    again.load_state_dict(stream.state_dict())
+    rest = train(again, 6)
+    assert sorted(v for batch, _ in first + rest for v in batch) == list(range(80))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_goes_on_bit_for_bit(workers):
     whole, half = a_stream(num_workers=workers), a_stream(num_workers=workers)
@@ -149,6 +172,8 @@ def as_tuple(values):
 
 BAD = [
     ({"sources": []}, ValueError, "sources is empty"),
+    ({"sources": Numbers(0)}, TypeError, "sources must be a dict or a list .* not a Numbers"),
+    ({"sources": "ab"}, TypeError, "sources must be a dict or a list .* not a str"),
     ({"sources": [iter([1, 2])]}, TypeError, "source '0' must be iterable, and anew each time"),
     ({"shares": [1.0]}, ValueError, r"shares must have shape \(2,\)"),
     ({"shares": [1.0, 0.0]}, ValueError, "shares must all be positive"),
@@ -180,4 +205,32 @@ def test_bad_use():
     before = other.state_dict()
     with pytest.raises(ValueError, match="state is of a sampler with batch_size = 16"):
         other.load_state_dict(a_stream(batch_size=16).state_dict())
+    assert same(before, other.state_dict())
+
+
+DAMAGES = [
+    (
+        "worth",
+        "squares",
+        torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64),
+        "must hold numbers of at least 0",
+    ),
+    ("worth", "counts", torch.ones(2, dtype=torch.float64), "counts"),
+    ("progress", "taken", [[0, 0, 1.5, 2, 3]], "not all whole numbers"),
+    ("progress", "taken", [[0, 0, -1, 2, 3]], "finite and not negative"),
+    ("progress", "taken", None, "progress"),
+    ("progress", "readers", [1], "readers"),
+    ("progress", "delivered", "three", "delivered"),
+]
+
+
+@pytest.mark.parametrize(("part", "name", "value", "words"), DAMAGES)
+def test_a_damaged_state_is_refused_and_changes_nothing(part, name, value, words):
+    saved, other = a_stream(), a_stream()
+    train(saved, 3)
+    train(other, 2)
+    state, before = saved.state_dict(), other.state_dict()
+    state[part][name] = value
+    with pytest.raises(ValueError, match=words):
+        other.load_state_dict(state)
     assert same(before, other.state_dict())

@@ -118,7 +118,7 @@ def test_stratified(K, late):
 @pytest.mark.parametrize(("cost", "late"), [(1e-3, 0), (1e-3, 3), (0.2, 0), (100.0, 0)])
 def test_with_a_score_function(K, cost, late):
     """Looks that pay once a large score was seen, looks that pay now and then, and looks that never do."""
-    candidates = adambs.Candidates(3, cost)
+    candidates = adambs.Candidates(3, cost, ahead=1)
     name = f"score, a look costs {cost}, {late} late"
     assert assert_unbiased(name, K, 800, candidates=candidates, late=late, scored=True) > 0.1
 
@@ -126,7 +126,6 @@ def test_with_a_score_function(K, cost, late):
 @one_or_both
 @pytest.mark.parametrize(("cost", "ahead", "late"), [(1e-3, 4, 0), (1e-3, 4, 3), (0.2, 3, 0)])
 def test_looks_that_choose_for_several_steps(K, cost, ahead, late):
-    """In the first pass and from p afterwards; a pass ends within a window."""
     candidates = adambs.Candidates(3, cost, ahead)
     name = f"score, a look costs {cost}, {ahead} ahead, {late} late"
     assert assert_unbiased(name, K, 800, candidates=candidates, late=late, scored=True) > 0.1

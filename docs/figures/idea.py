@@ -1,68 +1,78 @@
-"""The idea in one picture: which examples a batch holds, and with which weights."""
+"""The idea in one picture: which examples a batch holds, and with which weights. In two palettes."""
+
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
-BLUE, ORANGE, GREY, INK = "#1f6feb", "#d9730d", "#b6bcc6", "#30363d"
+N = 18
+BATCH = (0, 1, 1, 3, 5, 11)
 
 
-def arrow(axes, start, stop, text, *, bend=0.0, offset=(0.0, 0.0)):
-    axes.add_patch(
-        FancyArrowPatch(
-            start,
-            stop,
-            connectionstyle=f"arc3,rad={bend}",
-            arrowstyle="-|>",
-            mutation_scale=14,
-            color=INK,
-            lw=1.2,
-        )
-    )
-    x, y = (start[0] + stop[0]) / 2 + offset[0], (start[1] + stop[1]) / 2 + offset[1]
-    axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK)
+@dataclass(frozen=True)
+class Palette:
+    ink: str
+    drawn: str
+    rest: str
+    weight: str
+    number: str
 
 
-def main():
-    """Five stations of a step, in a circle."""
-    _, axes = plt.subplots(figsize=(8.6, 4.3), layout="constrained", facecolor="white")
-    axes.set(xlim=(0, 10), ylim=(0, 5), aspect="equal")
+def light():
+    draw(Palette(ink="#30363d", drawn="#1f6feb", rest="#b6bcc6", weight="#b35900", number="white"))
+
+
+def dark():
+    draw(Palette(ink="#d5dae1", drawn="#58a6ff", rest="#4c5561", weight="#f0a35e", number="#0d1117"))
+
+
+def draw(colors):
+    """Four stations of a step, in a circle. Letters are large: on a phone the picture is half as wide."""
+    figure, axes = plt.subplots(figsize=(6.6, 4.5), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes.set(xlim=(0, 10), ylim=(0, 6.6), aspect="equal")
     axes.set_axis_off()
-    random = np.random.default_rng(3)
-    p = np.sort(random.gamma(0.45, 1.0, 18))[::-1] + 0.12
+    p = np.sort(np.random.default_rng(3).gamma(0.45, 1.0, N))[::-1] + 0.12
     p /= p.sum()
-    batch = np.array([0, 1, 1, 3, 5, 11])
 
-    # p over all examples
-    left, width = 0.4, 0.17
-    for j, height in enumerate(p / p.max()):
-        axes.bar(left + width * j, 1.5 * height, 0.13, 3.1, color=BLUE if j in batch else GREY, align="edge")
-    axes.plot([left, left + width * 18], [3.1, 3.1], color=INK, lw=1)
-    axes.text(left, 4.75, "p over all n examples", fontsize=10, color=INK, weight="bold")
+    def title(x, y, text):
+        axes.text(x, y, text, fontsize=11, color=colors.ink, weight="bold")
 
-    # the batch
-    axes.text(6.1, 4.75, "a batch of K, drawn from p", fontsize=10, color=INK, weight="bold")
-    for k, j in enumerate(batch):
-        weight = 1 / (18 * p[j])
-        axes.scatter(6.4 + 0.6 * k, 3.75, s=230, color=BLUE, zorder=3)
-        axes.text(
-            6.4 + 0.6 * k, 3.75, f"{j + 1}", ha="center", va="center", fontsize=8, color="white", zorder=4
+    def words(x, y, text, color=colors.ink):
+        axes.text(x, y, text, fontsize=10, color=color, va="top", linespacing=1.35)
+
+    def arrow(start, stop, text, at, side="center"):
+        axes.add_patch(
+            FancyArrowPatch(start, stop, arrowstyle="-|>", mutation_scale=15, color=colors.ink, lw=1.3)
         )
-        axes.text(6.4 + 0.6 * k, 3.2, f"×{weight:.1f}", ha="center", fontsize=8, color=ORANGE)
-    axes.text(6.1, 2.85, "weights 1/(n p): often drawn counts less,", fontsize=8.5, color=ORANGE)
-    axes.text(6.1, 2.6, "so the mean stays that of all examples", fontsize=8.5, color=ORANGE)
+        axes.text(*at, text, ha=side, va="center", fontsize=10, color=colors.ink)
 
-    # the step and the feedback
-    axes.text(6.1, 1.05, "Adam's step", fontsize=10, color=INK, weight="bold")
-    axes.text(6.1, 0.75, "on the weighted mean gradient", fontsize=8.5, color=INK)
-    axes.text(0.4, 1.05, "the bandit learns", fontsize=10, color=INK, weight="bold")
-    axes.text(0.4, 0.75, "examples of large gradient get a larger p,", fontsize=8.5, color=INK)
-    axes.text(0.4, 0.5, "those that are learned a smaller one", fontsize=8.5, color=INK)
+    title(0.1, 6.2, "p over all n examples")
+    for j, height in enumerate(p / p.max()):
+        color = colors.drawn if j in BATCH else colors.rest
+        axes.bar(0.1 + 0.19 * j, 1.8 * height, 0.15, 4.1, color=color, align="edge")
+    axes.plot([0.1, 0.1 + 0.19 * N], [4.1, 4.1], color=colors.ink, lw=1)
 
-    arrow(axes, (3.7, 3.8), (5.8, 3.8), "draw", offset=(0, 0.22))
-    arrow(axes, (7.8, 2.4), (7.8, 1.5), "gradients", offset=(0.75, 0))
-    arrow(axes, (5.9, 0.9), (3.7, 0.9), "gradient norms", offset=(0, 0.22))
-    arrow(axes, (1.9, 1.5), (1.9, 2.8), "p", offset=(0.25, 0))
+    title(5.4, 6.2, "a batch, drawn from p")
+    for k, j in enumerate(BATCH):
+        x = 5.7 + 0.78 * k
+        axes.scatter(x, 5.5, s=260, color=colors.drawn, zorder=3)
+        axes.text(x, 5.5, f"{j + 1}", ha="center", va="center", fontsize=9.5, color=colors.number, zorder=4)
+        axes.text(x, 4.72, f"×{1 / (N * p[j]):.1f}", ha="center", fontsize=9.5, color=colors.weight)
+    words(
+        5.4,
+        4.5,
+        "weights 1/(n p): what is drawn\noften counts less, so the mean\nis that of all examples",
+        colors.weight,
+    )
 
+    title(5.4, 1.3, "Adam's step")
+    words(5.4, 1.1, "on the weighted mean\nof the gradients")
+    title(0.1, 1.3, "the bandit learns")
+    words(0.1, 1.1, "large gradient: larger p;\nlearned: smaller p")
 
-main()
+    arrow((3.7, 5.5), (5.2, 5.5), "draw", (4.4, 5.75))
+    arrow((7.3, 2.85), (7.3, 1.75), "gradients", (7.5, 2.3), "left")
+    arrow((5.2, 0.8), (3.8, 0.8), "how large?", (4.5, 1.05))
+    arrow((1.8, 1.75), (1.8, 3.85), "new p", (2.0, 2.8), "left")

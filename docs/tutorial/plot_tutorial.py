@@ -124,4 +124,5 @@ for row, chosen, title in zip(rows, (order[:8], order[-8:]), ("drawn most", "dra
 # --------
 #
 # A run is saved and resumed with ``optimizer.state_dict()``, which carries the sampler. For your own data,
-# ask first whether there is anything to win; the page *When to use it, and when not* says how.
+# ask first whether there is anything to win: ``adambs.probe(model, train, F.cross_entropy, batch_size=16)``.
+# More of that: :doc:`when to use it, and when not </when-to-use>`.

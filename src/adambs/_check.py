@@ -110,9 +110,14 @@ def vector(name: str, values: Any, length: int) -> NDArray[np.float64]:
     return array
 
 
-def copied_vector(name: str, values: Any, length: int) -> tuple[NDArray[np.float64], int]:
-    """As :func:`vector`, and the first position of an entry that is not finite or is negative, or -1."""
-    copy = np.empty(length)
+def copied_vector(
+    name: str, values: Any, length: int, into: NDArray[np.float64] | None = None
+) -> tuple[NDArray[np.float64], int]:
+    """As :func:`vector`, and the first position of an entry that is not finite or is negative, or -1.
+
+    ``into`` is an array of this length to fill in the place of a new one.
+    """
+    copy = np.empty(length) if into is None else into
     if isinstance(values, torch.Tensor):
         usual = type(values) is torch.Tensor and values.is_cpu and values.dtype in _PLAIN
         if usual and values.shape == (length,) and values.is_contiguous() and not values.is_neg():

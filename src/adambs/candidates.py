@@ -53,13 +53,12 @@ class Candidates:
     Args:
         multiple: m.
         cost: c, if it is not to be measured. It also stands when a state with another cost is loaded.
-        ahead: for how many steps a look chooses. Their candidates are scored at once, in one larger batch:
-            ``ahead`` x m x K of them from p, (``ahead`` + m - 1) x K in a reshuffled pass, where otherwise
-            each would be scored m times. The scores are then up to ``ahead`` - 1 steps old, and the choice
-            is as unbiased: it needs some scores, not the present ones.
+        ahead: for how many steps a look chooses. Their candidates, ``ahead`` x m x K of them, are scored at
+            once: a larger forward batch costs less for each. The scores are then up to ``ahead`` - 1 steps
+            old, and the choice is as unbiased: it needs some scores, not the present ones.
     """
 
-    def __init__(self, multiple: int = 3, cost: float | None = None, ahead: int = 1) -> None:
+    def __init__(self, multiple: int = 3, cost: float | None = None, ahead: int = 4) -> None:
         self.multiple = _check.whole("multiple", multiple, least=2)
         self.ahead = _check.whole("ahead", ahead, least=1)
         self._given = cost is not None
@@ -89,12 +88,11 @@ class Candidates:
         """How much the scores scatter around p; 1 if p is perfect, or nothing is known."""
         return self.scatter.tau
 
-    def pays(self, in_a_pass: bool = False) -> bool:
-        """Whether to look this time, or in a pass that is under way."""
-        scored = (self.ahead + self.multiple - 1) / self.ahead if in_a_pass else self.multiple
+    def pays(self) -> bool:
+        """Whether to look this time."""
         if self._cost is not None:
-            return self.gain > 1 + scored * self._cost
-        return len(self._step_seconds) == _STEPS and self.gain > 1 + scored * _CHEAP
+            return self.gain > 1 + self.multiple * self._cost
+        return len(self._step_seconds) == _STEPS and self.gain > 1 + self.multiple * _CHEAP
 
     def entered(self) -> None:
         """A draw begins that may look: what has passed since :meth:`left` was a step."""

@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half as long, and nothing is cut in a narrow terminal
 )
 data_app = typer.Typer(help="The data sets: what is there, and how to get the rest.")
 app.add_typer(data_app, name="data")
@@ -36,6 +37,13 @@ class Scale(StrEnum):
 
     QUICK = "quick"
     PAPER = "paper"
+
+
+class Noise(StrEnum):
+    """Which labels are changed."""
+
+    FLIPS = "flips"
+    CONFUSIONS = "confusions"
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,7 +68,7 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 5,
 ) -> None:
-    """Where it pays, and where it does not: three panels on data that needs no files, in two minutes."""
+    """Show where it pays, and where it does not. Three panels on data that needs no files, in two minutes."""
     from adambs.lab.experiments.demo import run_demo
 
     run_demo(console, out, seeds, command=_command())
@@ -92,8 +100,12 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Of the run; runs/NAME-SCALE if not given.")
     ] = None,
-    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard scalars too.")] = False,
-    history: Annotated[bool, typer.Option(help="Keep what is seen of each example, for inspect.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard scalars too.")
+    ] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Keep what is seen of each example, for inspect.")
+    ] = False,
     tune: Annotated[
         bool,
         typer.Option(
@@ -164,7 +176,7 @@ def report(
         Path | None, typer.Option(metavar="FOLDER", help="For the report; the first run's if not given.")
     ] = None,
 ) -> None:
-    """Write the report of one run or of several, given their folders."""
+    """Write the report of one run or of several. FOLDER is that of a run."""
     _write_report(runs, out or runs[0])
 
 
@@ -238,9 +250,9 @@ def fetch(
 def theory(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the page.")] = Path("theory"),
     seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
-    quick: Annotated[bool, typer.Option(help="Smaller, in half a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, in half a minute.")] = False,
 ) -> None:
-    """The paper's bounds, its lemmas and its Table 1, measured: a few minutes."""
+    """Measure the paper's bounds, lemmas and Table 1. Takes a few minutes."""
     from adambs.lab.theory import run_theory
 
     run_theory(console, out, quick=quick, seed=seed)
@@ -255,11 +267,11 @@ def probe(
     experiment: Annotated[str | None, typer.Option(help="One of `adambs experiments`, instead.")] = None,
     seconds: Annotated[float, typer.Option(help="Time limit.")] = 60.0,
     scale: Annotated[Scale, typer.Option(help="Of the experiment.")] = Scale.QUICK,
-    out: Annotated[Path | None, typer.Option(help="HTML page to write as well.")] = None,
-    json: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page to write as well.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON file to write as well.")] = None,
     data: DataFolder = None,
 ) -> None:
-    """Is there anything to win on my data? Trains a copy of a model for a minute and says so."""
+    """Estimate what there is to win on my data. Trains a copy of a model for a minute."""
     from adambs.lab.insight import probes
 
     if template:
@@ -276,15 +288,19 @@ def probe(
 
 @app.command()
 def inspect(
-    what: Annotated[Path, typer.Argument(help="Folder of a run with a history, or a saved history.")],
-    out: Annotated[Path | None, typer.Option(help="HTML page; inspect.html beside it if not given.")] = None,
+    what: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run with a history, or a saved history.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page; inspect.html beside it if not given.")
+    ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="Whose pictures or texts to show, for a saved history.")
     ] = None,
     k: Annotated[int, typer.Option(help="How many suspects to show.", min=1)] = 60,
     data: DataFolder = None,
 ) -> None:
-    """A page on what a training has shown of each example: hard, rare or mislabelled, and easy."""
+    """Show what a training has seen of each example. A page: hard, rare or mislabelled, and easy ones."""
     from adambs.lab.insight import inspection
 
     page = inspection.inspect(what, out, experiment=experiment, k=k, folder=data)
@@ -293,21 +309,25 @@ def inspect(
 
 @app.command()
 def mislabelled(
-    experiment: Annotated[str, typer.Argument(help="Of `adambs experiments`, such as cnn-fashion.")],
-    noise: Annotated[str, typer.Option(help="flips, or confusions (a weak model's mistakes).")] = "flips",
+    experiment: Annotated[
+        str, typer.Argument(metavar="NAME", help="One of `adambs experiments`, such as cnn-fashion.")
+    ],
+    noise: Annotated[Noise, typer.Option(help="Labels at random, or a weak model's mistakes.")] = Noise.FLIPS,
     share: Annotated[float, typer.Option(help="Of the labels, how many are changed.")] = 0.05,
     long_tail: Annotated[float, typer.Option(help="Largest class over smallest.")] = 1.0,
     n: Annotated[int | None, typer.Option(help="Training examples; all if not given.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Instead of the experiment's.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
-    cleanlab: Annotated[bool, typer.Option(help="Also cleanlab's confident learning, 5 folds.")] = False,
+    cleanlab: Annotated[
+        bool, typer.Option("--cleanlab", help="Also cleanlab's confident learning, 5 folds.")
+    ] = False,
     data: DataFolder = None,
-    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("runs/mislabelled"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the records.")] = Path("runs/mislabelled"),
 ) -> None:
-    """How well do rankings find labels that were changed on purpose? One record; what is there is kept."""
+    """Measure how well rankings find changed labels. One record; what is there is kept."""
     from adambs.lab.insight import mislabelled as lab
 
-    case = lab.Case(experiment, noise, share, long_tail, n, epochs, seed)
+    case = lab.Case(experiment, noise.value, share, long_tail, n, epochs, seed)
     console.print(lab.table(lab.run(case, out, with_cleanlab=cleanlab, folder=data, command=_command())))
     console.print(f"All records: [bold]{lab.write_tables(out).resolve()}[/bold]")
 
@@ -315,9 +335,9 @@ def mislabelled(
 @app.command()
 def bench(
     out: Annotated[Path, typer.Option(metavar="FILE", help="JSON file to write.")] = Path("bench.json"),
-    quick: Annotated[bool, typer.Option(help="Smaller n and fewer repetitions.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller n and fewer repetitions.")] = False,
 ) -> None:
-    """What the sampler and the scores cost, beside their peers, as ratios in one run."""
+    """Measure what the sampler and the scores cost. Beside their peers, as ratios in one run."""
     from adambs.lab.bench import run_bench
 
     run_bench(console, out, quick=quick)

@@ -41,6 +41,11 @@ class GradientClip:
         self._clipped: Any = 0
         self._taken: Any = 0.0
         self._all: Any = 0.0
+        self._memory = _Memory()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without addresses, which another process finds anew."""
+        return {**self.__dict__, "_memory": _Memory()}
 
     def attach(self, optimizer: torch.optim.Optimizer) -> "GradientClip":
         """Clip before each step of any torch optimizer, such as the one that is compared with."""
@@ -49,24 +54,11 @@ class GradientClip:
 
     def apply(self, optimizer: torch.optim.Optimizer, *, shorten: bool = True) -> None:
         """Clip the gradients that the optimizer is about to use, in place; or only measure them."""
-        gradients: list[torch.Tensor] = []
-        squares: list[torch.Tensor] = []
-        eps: list[float] = []
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = optimizer.state.get(p)
-                if not state and "betas" in group:
-                    return  # one of Adam's family before its first step: there is no v to measure with
-                v = state.get("max_exp_avg_sq", state.get("exp_avg_sq")) if state else None
-                if v is not None:
-                    squares.append(v)
-                    eps.append(group["eps"])
-                gradients.append(p.grad)
-        if not gradients:
+        if not self._memory.is_of(optimizer):
+            self._memory = _Memory(optimizer)
+        norm: Any = self._memory.norm()
+        if norm is None and (norm := _norm_by_torch(optimizer)) is None:
             return
-        norm: Any = _norm(gradients, squares, eps)
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler whose fused step unscales
         norm = norm if scale is None else norm / scale
         if isinstance(norm, torch.Tensor):
@@ -74,7 +66,8 @@ class GradientClip:
         on_device = isinstance(norm, torch.Tensor)
         shrink = (self._shrink_on_device if on_device else self._shrink_known)(norm, shorten)
         if shrink is not None:
-            torch._foreach_mul_(gradients, shrink)
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], shrink)
 
     def around(self, step: Callable[..., Any], *, shorten: bool = True) -> Callable[..., Any]:
         """An optimizer's step, on clipped gradients; a closure's are clipped when it has made them."""
@@ -157,11 +150,25 @@ class GradientClip:
         return f"GradientClip({self.factor:g})"
 
 
-def _norm(gradients: list[torch.Tensor], squares: list[torch.Tensor], eps: list[float]) -> Any:
-    """The norm of all g / (sqrt(v) + eps) if each has its v, else of all g: a number, or a tensor."""
-    if len(squares) == len(gradients) and all(map(_plain, gradients)) and all(map(_plain, squares)):
-        addresses = [(g.data_ptr(), v.data_ptr(), g.numel()) for g, v in zip(gradients, squares, strict=True)]
-        return _norm_at(np.array(addresses), np.array(eps))
+def _norm_by_torch(optimizer: torch.optim.Optimizer) -> Any:
+    """The norm of all g / (sqrt(v) + eps) if each has its v, else of all g; None if it cannot be told yet."""
+    gradients: list[torch.Tensor] = []
+    squares: list[torch.Tensor] = []
+    eps: list[float] = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            state = optimizer.state.get(p)
+            if not state and "betas" in group:
+                return None  # one of Adam's family before its first step: there is no v to measure with
+            v = _second_moment(state)
+            if v is not None:
+                squares.append(v)
+                eps.append(group["eps"])
+            gradients.append(p.grad)
+    if not gradients:
+        return None
     if len(squares) == len(gradients):
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, eps)
@@ -170,25 +177,101 @@ def _norm(gradients: list[torch.Tensor], squares: list[torch.Tensor], eps: list[
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory is a row of float32 here. Asked of each parameter at each step."""
+def _second_moment(state: dict[str, Any] | None) -> torch.Tensor | None:
+    """The v of a parameter that its optimizer divides by."""
+    return state.get("max_exp_avg_sq", state.get("exp_avg_sq")) if state else None
+
+
+class _Memory:
+    """Where the v of an optimizer on the CPU lie, so that a norm is one call of compiled code.
+
+    Found out once, and again whenever the optimizer has other states or groups. At a step only the gradients
+    are asked where they are.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._groups: list[tuple[dict[str, Any], int, Any]] = []
+        self._state: Any = None
+        self._states = 0
+        self._rows: list[tuple[torch.Tensor, torch.Tensor | None, torch.memory_format]] = []
+        if optimizer is None:
+            return
+        self._state, self._states = optimizer.state, len(optimizer.state)
+        self._groups = [(group, len(group["params"]), group.get("eps")) for group in optimizer.param_groups]
+        rows, eps, addresses = [], [], []
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                v = _second_moment(optimizer.state.get(p))
+                order = torch.contiguous_format if v is None else _format(v)
+                if order is None:
+                    return
+                rows.append((p, v, order))
+                eps.append(group.get("eps", 0.0))
+                addresses.append((0, 0, 0) if v is None else (0, v.data_ptr(), v.numel()))
+        self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is this optimizer's as it is now."""
+        groups = optimizer.param_groups
+        if (
+            optimizer.state is not self._state
+            or len(self._state) != self._states
+            or len(groups) != len(self._groups)
+        ):
+            return False
+        for group, (known, count, eps) in zip(groups, self._groups, strict=True):
+            if group is not known or len(group["params"]) != count or group.get("eps") != eps:
+                return False
+        return True
+
+    def norm(self) -> float | None:
+        """The norm of all g / (sqrt(v) + eps); None if torch has to measure it."""
+        if not self._rows:
+            return None
+        places = []
+        for p, v, order in self._rows:
+            g = p.grad
+            if g is None:
+                places.append(0)
+                continue
+            if _second_moment(self._state.get(p)) is not v:
+                self._state = None  # to be found out again
+                return None
+            if v is None or not _lies(g, order):
+                return None
+            places.append(g.data_ptr())
+        self._addresses[:, 0] = places
+        return float(_norm_at(self._addresses, self._eps)) if any(places) else None
+
+
+def _format(v: torch.Tensor) -> torch.memory_format | None:
+    """The order in which all of its entries lie in memory, as a row of float32 here; None if they do not."""
+    for order in (torch.contiguous_format, torch.channels_last):
+        if _lies(v, order):
+            return order
+    return None
+
+
+def _lies(tensor: torch.Tensor, order: torch.memory_format) -> bool:
+    """Whether its entries lie in that order, as float32 here. Asked of each parameter at each step."""
     return (
         type(tensor) is torch.Tensor
         and tensor.dtype is torch.float32
         and tensor.is_cpu
-        and tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=order)
     )
 
 
 @reordering_kernel
 def _norm_at(addresses: Indices, eps: Floats) -> float:
-    """The norm of g / (sqrt(v) + eps) over all parameters: addresses of g and v, and their length. O(d).
+    """The norm of g / (sqrt(v) + eps) over all parameters. O(d).
 
-    One pass without temporary arrays. Sums are float32 over blocks, float64 over these.
+    A row of ``addresses`` is where g lies, or 0 if there is none, where v lies, and their length. One pass
+    without temporary arrays. Sums are float32 over blocks, float64 over these.
     """
     total = 0.0
     for i in range(len(addresses)):
-        size = addresses[i, 2]
+        size = addresses[i, 2] if addresses[i, 0] != 0 else 0
         g = carray(pointer(addresses[i, 0]), (size,), np.float32)
         v = carray(pointer(addresses[i, 1]), (size,), np.float32)
         small = np.float32(eps[i])

@@ -194,7 +194,8 @@ class Gathered(Policy):
     """
 
     def __init__(self, group: Group, batch_size: int) -> None:
-        self._group, self._batch_size = group, batch_size
+        self._group, self._parts = group, group.parts(batch_size)
+        group.room = self._parts.most
 
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """The gathering is started; the shape of this process's part is checked."""
@@ -203,17 +204,17 @@ class Gathered(Policy):
         gathering = self._group.gather(
             "an update",
             scores,
-            self._batch_size,
+            self._parts,
             number=draw if found is None else found.number,
             draws=awaited.following,
             skipped=skipped,
         )
 
         def fetch() -> tuple[Any, Any]:
-            headers, values = gathering.wait()
-            return (int(headers[0, 1]) if found is None else found), values
+            values = gathering.wait()
+            return (gathering.number if found is None else found), values
 
-        return Report(found, fetch=fetch, skipped=gathering.skipped)
+        return Report(found, fetch=fetch, skipped=lambda: gathering.skipped)
 
 
 _AT_ONCE, _LATE = AtOnce(), Late()

@@ -15,7 +15,7 @@ from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.draw import Draw
 from adambs.feedback import _copied as start_copy
-from adambs.processes import Gathering
+from adambs.gathering import Gathering
 from adambs.sampler import BanditSampler
 from adambs.suspects import Suspect, checked_final, easiest, ranked
 from adambs.visits import RECORD, observe
@@ -96,7 +96,11 @@ class History:
         if group is not None:
             whole = draw.whole
             waiting: _Waiting = group.gather(
-                "losses for a history", losses.detach(), len(whole), number=whole.number, draws=whole.number
+                "losses for a history",
+                losses.detach(),
+                group.parts(len(whole)),
+                number=whole.number,
+                draws=whole.number,
             )
         elif draw.whole is not draw:
             raise ValueError(f"{draw!r} is shared by several processes: call history.watch(sampler) first")
@@ -124,7 +128,7 @@ class History:
                 "its scores are given, or build the history without with_losses"
             )
         if isinstance(waiting, Gathering):
-            waiting = _finite(waiting.wait()[1], draw)
+            waiting = _finite(waiting.wait(), draw)
         elif callable(waiting):
             waiting = _finite(waiting().double().numpy(), draw)
         self._observe(draw, scores, waiting)

@@ -44,8 +44,7 @@ class Looking(ABC):
         """Candidates are scored and learned from, and the next batches are chosen among them."""
         K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
         before = self._sources.position()
-        if (window := self._sources.candidates(K, B, self.candidates.ahead)) is None:
-            return
+        window = self._sources.candidates(B, self.candidates.ahead)
         candidates = Draw(self.awaited.following, window.indices, window.ratios, self.n)
         start = time.perf_counter()
         try:
@@ -55,10 +54,8 @@ class Looking(ABC):
             self._sources.rewind(before)
             raise
         self.candidates.looked(time.perf_counter() - start, K / len(scores), self.processes.first)
-        if window.reshuffled:
-            self.passes.take(K * len(window.parts))
-        for taken in window.taken:  # whether to look may depend on what a pass has shown, no more
-            self.candidates.scatter.add(window.ratios[taken], scores[taken])
+        for part in window.parts:
+            self.candidates.scatter.add(window.ratios[part], scores[part])
         self.ready = self.ready.after(window, self.epochs.current)
         self.ready.choose(self.random, window, scores, self._correction)
         for first in range(0, len(scores), B):
@@ -68,7 +65,6 @@ class Looking(ABC):
         """The next batch that a look has chosen."""
         positions, ratios, p_ratios = self.ready.choices.popleft()
         self.counters.looks += 1
-        self.counters.reshuffled += self.ready.reshuffled
         draw = self._numbered(self.ready.candidates[positions], ratios, p_ratios, learned=True)
         draw.positions = positions
         return draw

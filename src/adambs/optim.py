@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch.autograd import profiler
+from torch.optim import optimizer as hooks
 
 from adambs.clipping import GradientClip
 from adambs.draw import Draw
@@ -70,6 +72,16 @@ class BanditOptimizer(torch.optim.Optimizer):
         Bad scores raise before anything has changed; late feedback raises at the next draw. A step that a
         ``GradScaler`` skips because of infinite gradients leaves the distribution alone too.
         """
+        if _watched(self):
+            return _step_with_hooks(self, draw, scores, closure)
+        return self._step(draw, scores, closure)
+
+    # Or torch would wrap it in what _step_with_hooks is, at each call.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(
+        self, draw: Draw | int | torch.Tensor | Closure | None, scores: Scores, closure: Closure | None
+    ) -> Any:
         base_step = _base_step(type(self))  # type: ignore[arg-type]  # classes are hashable
         if type(draw) is not Draw and callable(draw) and not isinstance(draw, torch.Tensor):
             draw, closure = None, draw
@@ -82,14 +94,16 @@ class BanditOptimizer(torch.optim.Optimizer):
                 "step was given a draw and no scores: step(draw, scores), or step() alone and "
                 "sampler.update(draw, scores)"
             )
-        if self.clip is not None:
-            # A batch with weights of one is a plain optimizer's batch, and makes a plain optimizer's step.
-            even = isinstance(draw, Draw) and draw.even
-            base_step = self.clip.around(base_step, shorten=not even)
+        # A batch with weights of one is a plain optimizer's batch, and makes a plain optimizer's step.
+        shorten = not (isinstance(draw, Draw) and draw.even)
         if closure is None:
             report = self._check(draw, scores)
+            if self.clip is not None:
+                self.clip.apply(self, shorten=shorten)
             loss = base_step(self)
         else:
+            if self.clip is not None:
+                base_step = self.clip.around(base_step, shorten=shorten)
             reports: list[Report] = []
 
             def evaluate() -> Any:  # an optimizer evaluates its closure before it changes anything
@@ -155,6 +169,21 @@ class BanditOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "sampler": self.sampler, "clip": self.clip}
+
+
+_step_with_hooks = torch.optim.Optimizer.profile_hook_step(BanditOptimizer._step)
+"""The step between the optimizer's hooks, and marked for a profiler."""
+
+
+def _watched(optimizer: BanditOptimizer) -> bool:
+    """Whether a step has hooks or a profiler is on. If not, nothing is to be told, and telling takes time."""
+    return bool(
+        profiler._is_profiler_enabled
+        or hooks._global_optimizer_pre_hooks
+        or hooks._global_optimizer_post_hooks
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+    )
 
 
 def with_bandit(optimizer: type[torch.optim.Optimizer]) -> type[BanditOptimizer]:

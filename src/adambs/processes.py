@@ -5,12 +5,10 @@ The scores of the parts are gathered, in the order of the ranks, and every proce
 stays the same everywhere, bit for bit. What is exchanged says which draw it belongs to and what was drawn
 until then, so that processes which are out of step are told so.
 
-The only module that uses ``torch.distributed``.
+This module and :mod:`adambs.gathering` are the only ones that use ``torch.distributed``.
 """
 
 import os
-import struct
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,59 +18,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from adambs import _check
-from adambs._jit import kernel
 from adambs._types import Floats, Indices
 from adambs.draw import Draw
 from adambs.fingerprints import hashed
+from adambs.gathering import HEADER, Gathering, Message, Parts, digested, on_cpu, ranks_in_words
 
-# What stands before the numbers of each process: the kind of exchange, the number of the draw, how many draws
-# were made, a digest of them, and whether the optimizer's step was skipped.
-_KINDS = (
-    "an update",
-    "a look at candidates",
-    "a refresh",
-    "a comparison of samplers",
-    "a number of rank 0",
-    "losses for a history",
-)
-_HEADER = 5
-_IN_STEP = ("in {kind}", "at draw {:.0f}", "after {:.0f} draws", "with draws of digest {:.0f}")
+# Messages are kept for so many different lengths: those of updates and looks, and of a refresh.
+_MOST_LENGTHS = 8
 
-
-class Gathering:
-    """Numbers of all processes that are on their way here."""
-
-    def __init__(self, group: "Group", sizes: list[int], most: int, width: int, ours: torch.Tensor) -> None:
-        self._sizes, self._most, self._width = sizes, most, width
-        self._ours = ours  # must live until it was sent
-        self._all = ours.new_empty(group.size, len(ours))
-        self._work = _all_gather(self._all, ours, group.handle)
-        self._arrived: tuple[Floats, Floats] | None = None
-
-    def wait(self) -> tuple[Floats, Floats]:
-        """The headers, one row for each rank, and the numbers in the order of the ranks; or an error."""
-        if self._arrived is None:
-            if self._work is not None:
-                self._work.wait()
-            rows = self._rows = self._all.cpu().numpy()
-            values = np.empty(sum(self._sizes))
-            self._in_step, self._skipped = _unpacked(rows, np.array(self._sizes), values)
-            self._arrived = rows[:, :_HEADER], values
-        if not self._in_step:
-            _refuse_out_of_step(self._arrived[0])
-        return self._arrived
-
-    def beside(self) -> NDArray[np.uint8]:
-        """The bytes that came beside the numbers, a row for each number."""
-        self.wait()
-        told = self._rows[:, _HEADER + self._most :].copy().view(np.uint8)
-        parts = [row[: size * self._width] for row, size in zip(told, self._sizes, strict=True)]
-        return np.concatenate(parts).reshape(-1, self._width)
-
-    def skipped(self) -> bool:
-        """Whether any process has skipped its step."""
-        self.wait()
-        return self._skipped
+_CPU = torch.device("cpu")
 
 
 class Group:
@@ -83,86 +37,99 @@ class Group:
         self.rank, self.size = dist.get_rank(handle), dist.get_world_size(handle)
         if self.rank < 0:
             raise ValueError("group does not have this process in it: give the one that it belongs to")
+        self._on_cpu = on_cpu(handle)
         config = str(dist.get_backend_config(handle))  # such as cpu:gloo,cuda:nccl
         self._backends = dict(entry.split(":", 1) for entry in config.split(",") if ":" in entry)
-        self._sizes: dict[int, list[int]] = {}
+        self._parts: dict[int, Parts] = {}
+        self._free: dict[int, list[Message]] = {}
         self.digest = 0
         """Of all draws since the processes have last agreed."""
+        self.room = 1
+        """For how many numbers there is room in messages of one number: as long as those of an update as soon
+        as all know how long these are. A rank that compares while others update is told then."""
 
     def part(self, K: int, rank: int | None = None) -> tuple[int, int]:
         """Where the part of a rank, this one's if none is given, begins and ends among K."""
         rank = self.rank if rank is None else rank
         return rank * K // self.size, (rank + 1) * K // self.size
 
-    def sizes(self, K: int) -> list[int]:
+    def parts(self, K: int) -> Parts:
         """How many of K each rank has."""
-        if K not in self._sizes:
-            parts = (self.part(K, rank) for rank in range(self.size))
-            self._sizes[K] = [stop - start for start, stop in parts]
-        return self._sizes[K]
+        if K not in self._parts:
+            cuts = (self.part(K, rank) for rank in range(self.size))
+            self._parts[K] = Parts.of([stop - start for start, stop in cuts])
+        return self._parts[K]
 
     def gather(
         self,
         kind: str,
         values: Any,
-        K: int,
+        parts: Parts,
         *,
         number: Any = 0,
         draws: int = 0,
         skipped: torch.Tensor | None = None,
-        sizes: list[int] | None = None,
-        room: int = 0,
         beside: NDArray[np.uint8] | None = None,
     ) -> Gathering:
-        """Start to gather K numbers of which ``values`` are this process's part. Does not wait for others.
+        """Start to gather numbers of which ``values`` are this process's part. Does not wait for others.
 
         Args:
             kind: which of the exchanges this is.
             values: a tensor on any device, an array or a list.
-            K: how many numbers all processes have together.
+            parts: how many numbers each process has.
             number: of the draw, as an int or as a tensor.
             draws: how many draws were made.
             skipped: whether the numbers are to be dropped, on any device.
-            sizes: how many each rank has, if these are not equal parts.
-            room: for how many there is room in what each rank sends, if for more than the largest part.
             beside: some bytes that go with each number, a row for each.
         """
-        sizes = self.sizes(K) if sizes is None else sizes
-        own, most = sizes[self.rank], max(room, *sizes)  # all send as many as the largest part has
-        width = 0 if beside is None else beside.shape[1]
-        length = _HEADER + most - (-most * width // 8)
-        device, here = self._device(values), slice(_HEADER, _HEADER + own)
-        on_device = device.type != "cpu" and isinstance(values, torch.Tensor) and not values.is_cpu
-        numbers = np.zeros(length)
-        numbers[0], numbers[2], numbers[3] = _KINDS.index(kind), draws, self.digest
-        numbers[1] = 0 if isinstance(number, torch.Tensor) else number
-        if not on_device:
-            numbers[here], _ = _check.copied_vector("scores", values, own)
-        elif values.shape != (own,):
+        own, width = parts.sizes[self.rank], 0 if beside is None else beside.shape[1]
+        device = self._device(values)
+        on_device = device is not _CPU and isinstance(values, torch.Tensor) and not values.is_cpu
+        if on_device and values.shape != (own,):
             raise ValueError(
                 f"scores must have shape ({own},), one number an example, not {tuple(values.shape)}"
             )
+        message, free = self._message(HEADER + parts.most - (-parts.most * width // 8))
+        late = isinstance(number, torch.Tensor)
+        numbers = message.begin(kind, 0 if late else number, draws, self.digest)
+        if not on_device:
+            _check.copied_vector("scores", values, own, numbers[:own])
         if beside is not None:
-            numbers[_HEADER + most :].view(np.uint8)[: beside.size] = beside.reshape(-1)
-        ours = torch.from_numpy(numbers)
-        if device.type != "cpu":
-            ours = ours.to(device, non_blocking=True)
+            numbers[parts.most :].view(np.uint8)[: beside.size] = beside.reshape(-1)
+        ours = message.inputs[0] if device is _CPU else message.inputs[0].to(device, non_blocking=True)
         if on_device:
-            ours[here] = values.detach()
-        if isinstance(number, torch.Tensor):
+            ours[HEADER : HEADER + own] = values.detach()
+        if late:
             ours[1:2] = number.reshape(-1)[:1]
         if skipped is not None:
             ours[4:5] = skipped.detach().reshape(-1)[:1]
-        return Gathering(self, sizes, most, width, ours)
+        if device is _CPU:
+            return Gathering(self._on_cpu, parts, width, message, free)
+        return Gathering(self.handle, parts, width, message, free, ours)
+
+    def _message(self, length: int) -> tuple[Message, list[Message]]:
+        """One of this length that nobody uses, and where it belongs when it is free again."""
+        free = self._free.get(length)
+        if free is None:
+            if len(self._free) >= _MOST_LENGTHS:
+                self._free.clear()
+            free = self._free[length] = []
+        try:
+            return free.pop(), free  # at once: other threads may gather, too
+        except IndexError:
+            return Message(self.size, length), free
 
     def first(self, value: float) -> float:
         """The number that rank 0 has."""
-        return float(self.gather("a number of rank 0", [value], self.size).wait()[1][0])
+        return float(self.gather("a number of rank 0", [value], self._one_each()).wait()[0])
+
+    def _one_each(self) -> Parts:
+        return Parts.of([1] * self.size, self.room)
 
     def agree(self, entries: Mapping[str, str]) -> None:
         """Raise the same ``ValueError`` on all ranks if ``entries`` differ between them."""
         digest = float(int.from_bytes(hashed(dict(entries)).digest()[:6], "big"))
-        _, digests = self.gather("a comparison of samplers", [digest], self.size).wait()
+        digests = self.gather("a comparison of samplers", [digest], self._one_each()).wait()
         if (digests == digests[0]).all():
             return
         told: list[Any] = [None] * self.size
@@ -172,7 +139,7 @@ class Group:
             for rank, theirs in enumerate(told):
                 ranks.setdefault(theirs.get(name, "nothing"), []).append(rank)
             if len(ranks) > 1:
-                values = ", ".join(f"{value} on {_ranks(having)}" for value, having in ranks.items())
+                values = ", ".join(f"{value} on {ranks_in_words(having)}" for value, having in ranks.items())
                 raise ValueError(
                     f"the samplers of the processes differ in {name}: {values}. Build the sampler with the "
                     "same arguments on all ranks, and load the same state on all of them or on none"
@@ -181,13 +148,13 @@ class Group:
 
     def _device(self, values: Any) -> torch.device:
         """Where numbers are gathered: next to ``values`` if the backend can do that, else on the CPU."""
-        near = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
+        near = values.device if isinstance(values, torch.Tensor) and not values.is_cpu else _CPU
         if self._backends.get(near.type, "gloo") != "gloo":  # gloo would copy to the CPU anyway
-            return torch.device(near)
+            return near
         if self._backends and "cpu" not in self._backends:
             kind = next(iter(self._backends))
             return torch.device(kind, torch.get_device_module(kind).current_device())
-        return torch.device("cpu")
+        return _CPU
 
 
 class Processes:
@@ -244,9 +211,8 @@ class Processes:
     def handed_out(self, draw: Draw) -> Draw:
         """This process's part of a new draw."""
         if self.group is not None:
-            digest = zlib.crc32(np.ascontiguousarray(draw._indices).data, self.group.digest)
-            digest = zlib.crc32(np.ascontiguousarray(draw._ratios).data, digest)
-            self.group.digest = zlib.crc32(struct.pack("<d", draw.correction), digest)
+            ratios = np.ascontiguousarray(draw._ratios)
+            self.group.digest = digested(self.group.digest, draw._indices, ratios, draw.correction)
         return self.part(draw)
 
     def part(self, draw: Draw) -> Draw:
@@ -260,17 +226,16 @@ class Processes:
         if self.group is None:
             return scores
         number = candidates.number
-        gathering = self.group.gather(
-            "a look at candidates", scores, len(candidates), number=number, draws=number
-        )
-        return gathering.wait()[1]
+        parts = self.group.parts(len(candidates))
+        gathering = self.group.gather("a look at candidates", scores, parts, number=number, draws=number)
+        return gathering.wait()
 
     def refreshed(self, indices: Indices, score: Callable[[torch.Tensor], Any]) -> Floats:
         """The scores of the examples ``indices``, of which every process computes its part."""
         start, stop = (0, len(indices)) if self.group is None else self.group.part(len(indices))
         scores = score(torch.from_numpy(indices[start:stop].copy())) if stop > start else []
         if self.group is not None:
-            scores = self.group.gather("a refresh", scores, len(indices)).wait()[1]
+            scores = self.group.gather("a refresh", scores, self.group.parts(len(indices))).wait()
         return _check.vector("scores", scores, len(indices))
 
     def first(self, value: float) -> float:
@@ -290,55 +255,3 @@ def refuse_empty_parts(batch_size: int, processes: int) -> None:
             f"batch_size is {batch_size} and there are {processes} processes: batch_size counts the examples "
             f"of all processes together, so give at least {processes}"
         )
-
-
-def _refuse_out_of_step(headers: Floats) -> None:
-    """Raise the same error on all ranks if what they exchange does not belong together."""
-    for column, words in enumerate(_IN_STEP):
-        theirs = headers[:, column]
-        if (theirs == theirs[0]).all():
-            continue
-        said: dict[str, list[int]] = {}
-        for rank, value in enumerate(theirs):
-            kind = _KINDS[int(value)] if column == 0 else ""
-            said.setdefault(words.format(value, kind=kind), []).append(rank)
-        places = ", ".join(f"{place} on {_ranks(ranks)}" for place, ranks in said.items())
-        raise RuntimeError(
-            f"the processes are out of step: {places}. Every rank must draw, update and refresh in the same "
-            "order, with the same num_workers and the same correction, and compute with the same arithmetic"
-        )
-
-
-def _ranks(ranks: list[int]) -> str:
-    """In words, the first few of them."""
-    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
-
-
-def _all_gather(into: torch.Tensor, ours: torch.Tensor, group: Any) -> Any:
-    """Start to fill the rows of ``into``, without waiting.
-
-    On the CPU by the group's own method: the function around it takes a tenth of a millisecond.
-    """
-    if ours.is_cpu:
-        return group.allgather([list(into.unbind(0))], [ours])
-    # The name of this collective has changed.
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function(into.view(-1), ours, group=group, async_op=True)
-
-
-@kernel
-def _unpacked(rows: Floats, sizes: Indices, values: Floats) -> tuple[bool, bool]:
-    """Put the numbers of all ranks one after the other.
-
-    Whether the ranks are in step, and whether any has skipped its step.
-    """
-    in_step, skipped, start = True, False, 0
-    for rank in range(rows.shape[0]):
-        for column in range(_HEADER - 1):
-            in_step &= rows[rank, column] == rows[0, column]
-        skipped |= rows[rank, _HEADER - 1] != 0.0
-        for k in range(sizes[rank]):
-            values[start + k] = rows[rank, _HEADER + k]
-        start += sizes[rank]
-    return in_step, skipped

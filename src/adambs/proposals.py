@@ -11,6 +11,9 @@ from adambs.gate import Gate
 from adambs.permutation import Permutation
 from adambs.rules.base import Rule
 
+# What growing passes take of all examples, until they take all.
+_FIRST_PASSES = (1 / 8, 1 / 4, 1 / 2)
+
 # Random numbers are made so many at a time.
 _BLOCK = 4096
 
@@ -23,13 +26,26 @@ class Passes:
 
     A pass is unbiased as a whole. Which of its examples have come tells what is left, so whoever leaves it
     half way because of what it has shown is biased: begin another way to draw only when none is under way.
+    A pass that was meant from its start to end early is not: its examples are a random choice from all. So
+    where there may be something else to do between passes, they *grow*: the first takes an eighth of the
+    examples, the next a quarter, a half, all, and each ends with a whole batch.
     """
 
-    def __init__(self, n: int, seed: int, number: int = 0, position: int = 0) -> None:
-        self._n, self._seed = n, seed
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        batch_size: int = 1,
+        number: int = 0,
+        position: int = 0,
+        growing: bool = False,
+    ) -> None:
+        self._n, self._seed, self._batch_size = n, seed, batch_size
         self._number = number
         self.position = position
         """How many examples of the present pass have come; 0 if none is under way."""
+        self.growing = growing
+        """Whether passes grow. To be set only while none is under way."""
         self._order = self._shuffled()
         self._order.warm_up()
 
@@ -47,35 +63,42 @@ class Passes:
         return self.position > 0
 
     @property
+    def length(self) -> int:
+        """After how many examples the present pass ends."""
+        if not self.growing:
+            return self._n
+        share = _FIRST_PASSES[self._number] if self._number < len(_FIRST_PASSES) else 1.0
+        return max(int(share * self._n) // self._batch_size, 1) * self._batch_size
+
+    @property
     def left(self) -> int:
         """How many examples the present pass still has, or the next one if none is under way."""
-        return self._n - self.position
-
-    def peek(self, count: int) -> Indices:
-        """The next ``count`` examples of this pass, at most what is left of it, without taking them."""
-        return self._order.take(self.position, self.position + count)
+        return self.length - self.position
 
     def take(self, count: int) -> Indices:
         """The next ``count`` examples. Where a pass ends the next begins. O(count)."""
         parts = []
         while count > 0:
-            stop = min(self.position + count, self._n)
+            length = self.length
+            stop = min(self.position + count, length)
             parts.append(self._order.take(self.position, stop))
             count -= stop - self.position
             self.position = stop
-            if stop == self._n:
+            if stop == length:
                 self._number, self.position = self._number + 1, 0
                 self._order = self._shuffled()
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands."""
-        return {"number": self._number, "position": self.position}
+        return {"number": self._number, "position": self.position, "growing": self.growing}
 
     def with_state(self, state: State) -> "Passes":
         """One like this, in a state from :meth:`state_dict`; or an error."""
-        position = _check.count(state, "position", most=self._n - 1)
-        return Passes(self._n, self._seed, _check.count(state, "number"), position)
+        number, growing = _check.count(state, "number"), _check.flag(state, "growing")
+        passes = Passes(self._n, self._seed, self._batch_size, number, growing=growing)
+        passes.position = _check.count(state, "position", most=passes.length - 1)
+        return passes
 
 
 class RandomStream:
@@ -145,12 +168,8 @@ class Window(NamedTuple):
     indices: Indices
     ratios: Floats
     """n times the probability of each."""
-    reshuffled: bool
-    """Whether they are the next ones of a pass."""
     parts: list[slice]
     """Those to choose from, for each batch."""
-    taken: list[slice]
-    """Those that decisions may depend on: from p all, of a pass what the batches take of it."""
 
 
 class Sources:
@@ -181,28 +200,16 @@ class Sources:
             indices = np.concatenate([indices, more])
         return indices, ratios, True
 
-    def candidates(self, K: int, B: int, ahead: int) -> Window | None:
-        """B examples to choose K from, for each of the next ``ahead`` batches.
+    def candidates(self, B: int, ahead: int) -> Window:
+        """B examples to choose from, for each of the next ``ahead`` batches, drawn from p.
 
-        They are drawn from p, for each batch its own. Where a pass is due they are the next of it, without
-        taking them, and those of successive batches overlap. Take K for each batch afterwards, as without a
-        look: when a pass ends must not depend on what it shows, and so it stays unbiased
-        (docs/algorithm.md). The last batch of a pass has nothing to choose from: None if it is due.
+        Only where no pass is under way. Draws from p are unbiased whenever they begin and end, so whether to
+        look may depend on anything that was seen.
         """
-        if not self.pass_is_due():
-            self.gate.head_start = max(0, self.gate.head_start - (ahead - 1))  # decided for all of them
-            drawn = [self._from_rule(B) for _ in range(ahead)]
-            indices, ratios = (np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
-            parts = [slice(k * B, (k + 1) * B) for k in range(ahead)]
-            return Window(indices, ratios, False, parts, parts)
-        left = self.passes.left
-        ahead = min(ahead, -(-left // K) - 1)
-        if ahead < 1:
-            return None
-        indices = self.passes.peek(min((ahead - 1) * K + B, left))
-        parts = [slice(k * K, min(k * K + B, left)) for k in range(ahead)]
-        taken = [slice(k * K, (k + 1) * K) for k in range(ahead)]
-        return Window(indices, np.ones(len(indices)), True, parts, taken)
+        self.gate.head_start = max(0, self.gate.head_start - ahead)
+        drawn = [self._from_rule(B) for _ in range(ahead)]
+        indices, ratios = (np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
+        return Window(indices, ratios, [slice(k * B, (k + 1) * B) for k in range(ahead)])
 
     def position(self) -> tuple[State, tuple[bool, int]]:
         """Where the random stream and the gate stand, for :meth:`rewind`."""

@@ -33,7 +33,6 @@ class Ready:
         batch_size: K.
         candidates: those of all batches of the look. Another array for each look.
         looked_at: the epoch of the look, and before which batch of it: what augmentation depends on.
-        reshuffled: whether the candidates were the next ones of a pass.
     """
 
     def __init__(
@@ -42,17 +41,16 @@ class Ready:
         batch_size: int,
         candidates: Indices | None = None,
         looked_at: tuple[int, int] = (0, 0),
-        reshuffled: bool = False,
     ) -> None:
         self._n, self._batch_size = n, batch_size
         self.candidates = np.empty(0, np.int64) if candidates is None else candidates
-        self.looked_at, self.reshuffled = looked_at, reshuffled
+        self.looked_at = looked_at
         self.choices: deque[Choice] = deque()
 
     def after(self, window: Window, now: Epoch) -> "Ready":
         """One for the candidates of a new look."""
         where = now.number, now.drawn
-        return Ready(self._n, self._batch_size, window.indices, where, window.reshuffled)
+        return Ready(self._n, self._batch_size, window.indices, where)
 
     def choose(self, random: RandomStream, window: Window, scores: Floats, correction: float) -> None:
         """A batch of each part of the candidates, by their scores."""
@@ -67,7 +65,6 @@ class Ready:
         return {
             "epoch": epoch,
             "batch": batch,
-            "reshuffled": self.reshuffled,
             "candidates": self.candidates.tolist() if self.choices else [],
             "choices": [[array.tolist() for array in choice] for choice in self.choices],
         }
@@ -76,7 +73,7 @@ class Ready:
         """One like this, in a state from :meth:`state_dict`; or an error."""
         looked_at = _check.count(state, "epoch"), _check.count(state, "batch")
         candidates = _whole(state, "candidates", self._n)
-        new = Ready(self._n, self._batch_size, candidates, looked_at, _check.flag(state, "reshuffled"))
+        new = Ready(self._n, self._batch_size, candidates, looked_at)
         choices = _check.entry(state, "choices")
         if not isinstance(choices, list):
             raise ValueError(f"state['choices'] must be a list, not {type(choices).__name__}")

@@ -53,7 +53,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         context: n labels of any hashable kind, what is known of each example beforehand (class, source,
             cluster). Unseen examples of a context learn from each other, and p is drawn from at once.
         correction: exponent of the weights 1/(n p). One, the paper's, keeps the gradient unbiased, less
-            favours examples of large norm: see docs/choosing-a-rule.md first. A choice among candidates is
+            favours examples of large norm: see docs/what-was-tried.md first. A choice among candidates is
             always corrected in full. The attribute ``correction`` may be changed at any time.
         cap: what ``draw.mean(losses, scores)`` lets weight x score be, in running means of it; infinity is
             no cap, and without scores there is none. See :class:`adambs.cap.Cap`.
@@ -111,7 +111,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         self.rule = chosen(rule, context)
         self.rule.start(self.n, self.batch_size, initial_weights)
         self.random = RandomStream(self.seed)
-        self.passes = Passes(self.n, self.seed)
+        self.passes = Passes(self.n, self.seed, self.batch_size)
         self.ready = Ready(self.n, self.batch_size)
         self.awaited = Awaited(self.batch_size)
         self.epochs = Epochs(self.n, self.batch_size)
@@ -158,9 +158,9 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
                 draw = self._plain()
             else:
                 self.candidates.entered()
-                if not self.ready.choices and self.candidates.pays(self.passes.under_way):
+                if not (self.ready.choices or self.passes.under_way) and self.candidates.pays():
                     self._look(look)
-                draw = self._chosen() if self.ready.choices else self._plain()
+                draw = self._chosen() if self.ready.choices else self._until_a_look()
                 self.candidates.left()
             return draw if self.processes.group is None else self.processes.handed_out(draw)
 
@@ -178,6 +178,12 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         self.processes.settle(self.batch_size, lambda: fingerprint(self.identity(), self.state_dict()))
         if self.processes.group is not None:
             self.feedback.gather(self.processes.group, self.batch_size)
+
+    def _until_a_look(self) -> Draw:
+        """A plain batch while a look does not pay, or is not possible yet: one begins between passes."""
+        if not self.passes.under_way:
+            self.passes.growing = True
+        return self._plain()
 
     def _plain(self) -> Draw:
         indices, ratios, reshuffled = self._sources.batch(self.batch_size)

@@ -128,8 +128,8 @@ class ShardedSampler(BanditSampler):
 
     def sizes(self, counts: Indices) -> list[int]:
         """How many examples each process has of a batch with so many of each shard."""
-        before = np.concatenate([[0], np.cumsum(counts)])[self._cuts]
-        return [int(size) for size in np.diff(before)]
+        sizes: list[int] = np.add.reduceat(counts, self._cuts[:-1]).tolist()  # all have a shard
+        return sizes
 
     def _settle(self) -> None:
         if self.processes.settled:
@@ -167,8 +167,9 @@ class ShardedSampler(BanditSampler):
             indices, ratios, p_ratios = np.array([self.start]), np.array([np.inf]), np.ones(1)
         draw = ShardedDraw(number, indices, ratios, self.n, p_ratios=p_ratios)
         draw.counts, draw.drawn, draw.group_ratios, draw.lesson = counts, drawn, group_ratios, None
+        draw.sizes = self.sizes(counts)
         if self.processes.size > 1:
-            before = sum(self.sizes(counts)[: self.processes.rank])
+            before = sum(draw.sizes[: self.processes.rank])
             draw._cut = _Cut(before, self.processes.size / self.batch_size, 1.0, None)
         return draw
 

@@ -14,6 +14,7 @@ from adambs._types import Floats, Indices, State
 from adambs.draw import Draw
 from adambs.epochs import Epoch, Epochs
 from adambs.feedback import Awaited, Policy, Report
+from adambs.gathering import Parts
 from adambs.processes import Group, Processes
 from adambs.rules.shard_kernels import Bytes
 from adambs.rules.sharded import Lesson
@@ -29,7 +30,7 @@ class ShardedDraw(Draw):
     the step. That example's score teaches nothing.
     """
 
-    __slots__ = ("counts", "drawn", "group_ratios", "lesson")
+    __slots__ = ("counts", "drawn", "group_ratios", "lesson", "sizes")
 
     counts: Indices
     """How many the batch has of each shard, of all processes."""
@@ -37,6 +38,8 @@ class ShardedDraw(Draw):
     """The group that each example was drawn from."""
     group_ratios: Floats
     """The ratio of each group at the time of drawing."""
+    sizes: list[int]
+    """How many the batch has of each process."""
     lesson: Lesson | None
     """The scores of all processes, when they have arrived."""
 
@@ -63,6 +66,8 @@ class GatheredInShards(Policy):
 
     def __init__(self, group: Group, sampler: "ShardedSampler") -> None:
         self._group, self._sampler = group, sampler
+        room = self._room(0)
+        group.room = room - (-2 * room // 8)  # with two bytes beside each score
 
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """The gathering is started; the shape of this process's part is checked."""
@@ -73,28 +78,27 @@ class GatheredInShards(Policy):
             if scores.shape != (len(found),):
                 raise ValueError(f"scores must have shape ({len(found)},), not {tuple(scores.shape)}")
             scores = scores[:0]  # on the device that the others gather on
-        sizes = self._sampler.sizes(found.counts)
+        sizes = found.sizes
+        parts = Parts.of(sizes, self._room(max(sizes)))
         gathering = self._group.gather(
             "an update",
             scores,
-            sum(sizes),
+            parts,
             number=found.number,
             draws=awaited.following,
             skipped=skipped,
-            sizes=sizes,
-            room=self._room(max(sizes)),
             beside=self._sampler.rule.beside(found.own, found.drawn, found.counts),
         )
 
         def fetch() -> tuple[Any, Any]:
-            values = gathering.wait()[1]
-            if not gathering.skipped():
+            values = gathering.wait()
+            if not gathering.skipped:
                 _refuse_bad(values, sizes, found.number)
                 found.lesson = Lesson(values, gathering.beside())
             start = sum(sizes[: self._group.rank])
             return found, values[start : start + own] if own else np.zeros(len(found))
 
-        return Report(found, fetch=fetch, skipped=gathering.skipped)
+        return Report(found, fetch=fetch, skipped=lambda: gathering.skipped)
 
     def _room(self, most: int) -> int:
         """Nearly always the same, however many a rank has: else ranks that are out of step could not be told.

@@ -7,11 +7,13 @@ moment of Σ_s q_s² m_s² / p_s. That is least for p_s proportional to q_s m_s.
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils import worker
 
 from adambs import _check
 from adambs._types import Floats, Indices, State
@@ -112,6 +114,8 @@ class Progress:
         new.ahead.extend(Draw.from_list(values, self._sources, self._batch_size) for values in draws)
         for row in _check.entry(state, "taken"):
             numbers = _check.numbers({"taken": row}, "taken", length=2 + self._sources)
+            if any(number != int(number) for number in numbers):
+                raise ValueError(f"state['taken'] counts examples, and {row} are not all whole numbers")
             new.taken[int(numbers[0]), int(numbers[1])] = np.array(numbers[2:], np.int64)
         return new
 
@@ -151,7 +155,10 @@ class Reader(Dataset[Any]):
     def __getitem__(self, ticket: Ticket | None) -> Any:
         if ticket is None:
             return Nothing()
-        batch = self._collate([next(self._source(s)) for s in ticket.draw._indices.tolist()])
+        sources = [self._source(s) for s in ticket.draw._indices.tolist()]
+        with nullcontext() if self._sharded else _as_if_in_no_worker():
+            examples = [next(source) for source in sources]
+        batch = self._collate(examples)
         return carrying(batch, ticket.draw) if self._carry else batch
 
     def _source(self, s: int) -> Iterator[Any]:
@@ -161,8 +168,9 @@ class Reader(Dataset[Any]):
             rank, ranks = self._place
             self._open[s] = self._examples(s, rank * slots + slot, ranks * slots)
             counts = self._skip.get(slot)
-            for _ in range(0 if counts is None else int(counts[s])):
-                next(self._open[s])
+            with nullcontext() if self._sharded else _as_if_in_no_worker():
+                for _ in range(0 if counts is None else int(counts[s])):
+                    next(self._open[s])
         return self._open[s]
 
     def _examples(self, s: int, part: int, parts: int) -> Iterator[Any]:
@@ -182,3 +190,17 @@ class Reader(Dataset[Any]):
                     "examples than there are processes times workers"
                 )
             passes += 1
+
+
+@contextmanager
+def _as_if_in_no_worker() -> Iterator[None]:
+    """Hide from a source that it is read by a worker.
+
+    Many divide themselves among workers when they see one, Hugging Face's streams for instance. Of such a
+    part the reader would take a part again, and most examples would never be read.
+    """
+    info, worker._worker_info = worker._worker_info, None
+    try:
+        yield
+    finally:
+        worker._worker_info = info

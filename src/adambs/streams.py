@@ -44,7 +44,8 @@ class BanditStream(MadeOfParts):
         uniform: the part of p that is the shares themselves, so that no source is forgotten.
         memory: how many batches the worth of a source is averaged over.
         sharded: whether the sources themselves yield to each process and worker its own part. If not, each
-            reads all of a source and takes every m-th example.
+            reads all of a source and takes every m-th example; the sources do not see that a worker reads
+            them, so that none divides itself as well.
         steps: batches in one iteration; endless if nothing is given.
         carry: yield batches alone that carry their draws, as :class:`BanditLoader` does.
         feedback: as in :class:`BanditSampler`.
@@ -72,6 +73,11 @@ class BanditStream(MadeOfParts):
         collate_fn: Callable[[Any], Any] | None = None,
         **dataloader_options: Any,
     ) -> None:
+        if not isinstance(sources, Mapping | Sequence) or isinstance(sources, str):
+            raise TypeError(
+                "sources must be a dict or a list of iterable data sets, also if there is only one, not a "
+                f"{type(sources).__name__}"
+            )
         named = sources if isinstance(sources, Mapping) else {str(k): s for k, s in enumerate(sources)}
         if not named:
             raise ValueError("sources is empty: give at least one iterable data set")

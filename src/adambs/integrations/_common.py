@@ -51,11 +51,16 @@ def state_between_batches(sampler: BanditSampler, length: int) -> dict[str, Any]
 
 
 def refuse_evaluation(loaders: Any) -> None:
-    """Raise if a bandit's loader is among loaders that evaluate."""
-    listed = loaders if isinstance(loaders, list | tuple) else [loaders]
-    for loader in listed:
-        if isinstance(loader, BanditLoader) or hasattr(loader, "bandit_loader"):
-            raise TypeError(
-                "an evaluation loader is a bandit's loader: it draws with replacement from a p that training "
-                "learns, so a plain mean over it is no estimate. Evaluate with a plain DataLoader"
-            )
+    """Raise if a bandit's loader evaluates: the only one, or one in a list or a dict of them."""
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if any(map(is_a_bandits, loaders if isinstance(loaders, list | tuple) else [loaders])):
+        raise TypeError(
+            "an evaluation loader is a bandit's loader: it draws with replacement from a p that training "
+            "learns, so a plain mean over it is no estimate. Evaluate with a plain DataLoader"
+        )
+
+
+def is_a_bandits(loader: Any) -> bool:
+    """Whether this is a bandit's loader, or an adapter's loader around one."""
+    return isinstance(loader, BanditLoader) or hasattr(loader, "bandit_loader")

@@ -112,6 +112,11 @@ class BanditModel(keras.Model):  # type: ignore[misc]
         refuse_evaluation(x)
         return super().evaluate(x, *args, **kwargs)
 
+    def predict(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As ``keras.Model.predict``; refuses to predict on draws."""
+        refuse_evaluation(x)
+        return super().predict(x, *args, **kwargs)
+
     def compute_loss(
         self,
         x: Any = None,
@@ -166,13 +171,19 @@ class BanditModel(keras.Model):  # type: ignore[misc]
             )
         with torch.enable_grad():
             output = y_pred.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(_function(loss)(y, output).sum(), output)
+            losses = _function(loss)(y, output)
+            if losses.shape[:1] != output.shape[:1]:
+                raise ValueError(
+                    f"the loss function returned shape {tuple(losses.shape)} for {len(output)} examples: it "
+                    "looks reduced already, and then no example can be weighted. Return one for each example"
+                )
+            (gradient,) = torch.autograd.grad(losses.sum(), output)
         norms: torch.Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
         return norms
 
     def _averaging(self) -> list[Any]:
         """Hooks that make each gradient the mean over the processes."""
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not _several():
             return []
 
         def average(parameter: torch.nn.Parameter) -> None:
@@ -208,14 +219,20 @@ class BanditBackup(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.optimizer.build(self.model.trainable_variables)
         for variable, value in zip(self._variables(), saved["variables"], strict=True):
             variable.assign(value)
-        torch.set_rng_state(saved["random"])  # of dropout
+        random, rank = saved["random"], _rank()
+        torch.set_rng_state(random[rank if rank < len(random) else 0])  # of dropout
         self.model._initial_epoch = saved["epoch"]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if it is time to. One of several processes saves for all."""
         self._seen += 1
-        first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-        if self._seen % self._every or not first:
+        if self._seen % self._every:
+            return
+        random: list[Any] = [torch.get_rng_state()]
+        if _several():
+            random *= dist.get_world_size()
+            dist.all_gather_object(random, torch.get_rng_state())
+        if _rank():
             return
         sampler, length = self._data.bandit, len(self._data)
         state = state_between_batches(sampler, length)
@@ -223,7 +240,7 @@ class BanditBackup(keras.callbacks.Callback):  # type: ignore[misc]
         saved = {
             "sampler": state,
             "variables": [variable.value.detach().cpu().clone() for variable in self._variables()],
-            "random": torch.get_rng_state(),
+            "random": random,
             "epoch": number if state["epochs"]["finished"] else number - 1,
         }
         torch.save(saved, self._path + ".new")
@@ -234,16 +251,38 @@ class BanditBackup(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class BanditLogs(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds the sampler's diagnostics to the logs of each epoch, for the history and any logger."""
+    """Adds the sampler's diagnostics to the logs of batches and epochs, for the history and any logger.
 
-    def __init__(self, sampler: BanditSampler) -> None:
+    Those of batches are seen by the callbacks that come after it.
+
+    Args:
+        sampler: whose diagnostics.
+        log_every: batches; 0 is never, and then there are only those of each epoch.
+    """
+
+    def __init__(self, sampler: BanditSampler, *, log_every: int = 1) -> None:
         super().__init__()
-        self._sampler = sampler
+        self._sampler, self._log_every = sampler, log_every
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """O(1)."""
+        if logs is not None and self._log_every and (batch + 1) % self._log_every == 0:
+            logs.update(self._sampler.diagnostics().numbers("bandit/"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """O(1)."""
         if logs is not None:
             logs.update(self._sampler.diagnostics().numbers("bandit/"))
+
+
+def _several() -> bool:
+    """Whether there are several processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _rank() -> int:
+    """Which of them this is."""
+    return dist.get_rank() if _several() else 0
 
 
 def _drawn(sample_weight: Any) -> Carried | None:

@@ -9,12 +9,15 @@ and in the module::
     def training_step(self, batch, batch_idx):
         x, y, drawn = batch
         logits = self(x)
-        loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"))
-        return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+        scores = adambs.scores.cross_entropy(logits, y)
+        loss = drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores)
+        return {"loss": loss, "scores": scores}
 """
 
 from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from adambs.integrations._common import drawn_in, missing, refuse_evaluation, state_between_batches
 from adambs.loader import BanditLoader
@@ -30,7 +33,8 @@ class BanditCallback(Callback):  # type: ignore[misc]
     """Feeds the ``"scores"`` that ``training_step`` returns to the sampler, and saves it in checkpoints.
 
     Works with automatic optimisation, accumulation, any precision, clipping, schedulers and
-    ``strategy="ddp"``. ``fit(ckpt_path=...)`` goes on in the middle of an epoch, bit for bit.
+    ``strategy="ddp"``. ``fit(ckpt_path=...)`` goes on in the middle of an epoch, bit for bit: one process
+    with the random state of dropout, too, which Lightning does not save.
 
     Args:
         sampler: its ``batch_size`` counts the examples of all processes.
@@ -42,6 +46,7 @@ class BanditCallback(Callback):  # type: ignore[misc]
             raise TypeError(f"sampler must be a BanditSampler, not {type(sampler).__name__}")
         self.sampler, self.log_every = sampler, log_every
         self._length = len(sampler)
+        self._random: dict[str, Any] | None = None  # to go on with
 
     def loader(self, dataset: Any, **options: Any) -> "Batches":
         """The training loader: batches of ``dataset``, each with its draw as the last entry.
@@ -62,6 +67,14 @@ class BanditCallback(Callback):  # type: ignore[misc]
             )
         self._length = len(ours)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The first batch after a checkpoint finds torch's random streams as they were."""
+        if self._random is not None and trainer.world_size == 1:  # the state of rank 0 is not that of others
+            torch.set_rng_state(self._random["cpu"])
+            if len(self._random["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(self._random["cuda"])
+        self._random = None
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -69,8 +82,8 @@ class BanditCallback(Callback):  # type: ignore[misc]
         scores = outputs.get("scores") if isinstance(outputs, dict) else None
         if scores is None:
             raise ValueError(
-                'training_step must return {"loss": drawn.mean(losses), "scores": scores} with one score for '
-                "each example, e.g. adambs.scores.cross_entropy(logits, y)"
+                'training_step must return {"loss": drawn.mean(losses, scores), "scores": scores} with one '
+                "score for each example, e.g. adambs.scores.cross_entropy(logits, y)"
             )
         self.sampler.update(drawn_in(batch).number, scores)
         if self.log_every and (batch_idx + 1) % self.log_every == 0:
@@ -84,13 +97,22 @@ class BanditCallback(Callback):  # type: ignore[misc]
         """Refuse to evaluate on draws."""
         refuse_evaluation(trainer.test_dataloaders)
 
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse to predict on draws."""
+        refuse_evaluation(trainer.predict_dataloaders)
+
     def state_dict(self) -> dict[str, Any]:
-        """The sampler, with the loader's place in the epoch."""
-        return state_between_batches(self.sampler, self._length)
+        """The sampler, with the loader's place in the epoch, and torch's random streams."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "sampler": state_between_batches(self.sampler, self._length),
+            "random": {"cpu": torch.get_rng_state(), "cuda": cuda},
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where the checkpoint was."""
-        self.sampler.load_state_dict(state_dict)
+        self.sampler.load_state_dict(state_dict["sampler"])
+        self._random = state_dict["random"]
 
 
 class Batches:

@@ -8,6 +8,7 @@ in the place of ``Trainer``. For a trainer that is a subclass already, such as T
         pass
 """
 
+import inspect
 import os
 from typing import Any
 
@@ -18,6 +19,7 @@ from adambs import _check, scores
 from adambs.fetching import seeded
 from adambs.integrations._common import (
     drawn_in,
+    is_a_bandits,
     missing,
     refuse_evaluation,
     state_between_batches,
@@ -28,7 +30,7 @@ from adambs.sampler import BanditSampler
 
 try:
     from transformers import Trainer, TrainerCallback
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
     raise missing("transformers", "transformers", error) from None
@@ -74,6 +76,18 @@ class BanditMixin:
                 "dataloader_drop_last is True: every batch that a bandit draws is full, so there is none to "
                 "drop. Set it to False"
             )
+        if self.compute_loss_func is not None:  # type: ignore[attr-defined]
+            raise ValueError(
+                "compute_loss_func reduces the losses of a batch to one, before they could be weighted: "
+                "override losses_and_scores(model, outputs, labels), which returns one for each example"
+            )
+        if self.args.train_sampling_strategy != "random":
+            raise ValueError(
+                f"train_sampling_strategy is {self.args.train_sampling_strategy!r}, and the bandit chooses "
+                "the examples: leave it at 'random'"
+            )
+        _check_data(self.train_dataset)  # type: ignore[attr-defined]
+        _check_model(self.model)  # type: ignore[attr-defined]
         self.args.ignore_data_skip = True  # the sampler knows where it was
         self.add_callback(_Callback(self, log_every))  # type: ignore[attr-defined]
 
@@ -101,8 +115,15 @@ class BanditMixin:
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The trainer's own; refuses to evaluate on draws."""
-        refuse_evaluation(self.eval_dataset if eval_dataset is None else eval_dataset)  # type: ignore[attr-defined]
+        known: Any = self.eval_dataset  # type: ignore[attr-defined]
+        named = known[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        refuse_evaluation(known if named is None else named)
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The trainer's own; refuses to predict on draws."""
+        refuse_evaluation(test_dataset)
+        return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -127,6 +148,12 @@ class BanditMixin:
 
     def losses_and_scores(self, model: Any, outputs: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """One loss and one score for each example. Override it for a loss of your own."""
+        if isinstance(outputs, dict) and "logits" not in outputs:
+            raise ValueError(
+                f"the model returns {', '.join(outputs) or 'nothing'} and no logits, so the loss of each "
+                "example is unknown; one that the model has reduced cannot be weighted. Let it return "
+                "logits, or override losses_and_scores(model, outputs, labels)"
+            )
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         smoothing = self.args.label_smoothing_factor
         if logits.dim() == 3:
@@ -158,8 +185,8 @@ class BanditMixin:
                 path = os.path.join(folder, _FILE)
                 if not os.path.isfile(path):
                     raise ValueError(
-                        f"{folder} has no {_FILE}: it was saved without a bandit. Begin a new run from its "
-                        "model"
+                        f"{folder} has no {_FILE}: it was saved without a bandit, or the run was killed "
+                        "while it saved. Resume from another checkpoint, or begin a new run from its model"
                     )
                 self.get_train_dataloader()  # makes the sampler, if there is none
                 assert self.sampler is not None
@@ -194,7 +221,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
             found = state_between_batches(self._trainer.sampler, len(self._trainer._loader))
-            torch.save(found, os.path.join(folder, _FILE))
+            path = os.path.join(folder, _FILE)
+            torch.save(found, path + ".new")
+            os.replace(path + ".new", path)  # whole or not at all
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The epoch as the sampler counts it, which is right after a resume, too."""
@@ -202,6 +231,30 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         state.epoch = sampler.epochs.current.number - 1 + sampler.epochs.current.delivered / length
         if self._log_every and state.global_step % self._log_every == 0:
             self._trainer.log(sampler.diagnostics().numbers("bandit/"))
+
+
+def _check_data(dataset: Any) -> None:
+    """Raise if the bandit cannot choose among the examples."""
+    if is_a_bandits(dataset):
+        raise TypeError(
+            "train_dataset is a bandit's loader: give the data set itself, and the sampler as sampler=; the "
+            "trainer makes the loader"
+        )
+    if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"train_dataset ({type(dataset).__name__}) must have len() and dataset[i]: of a stream the "
+            "bandit can choose the sources, with BanditStream, but not the examples"
+        )
+
+
+def _check_model(model: Any) -> None:
+    """Raise if the model must be given the labels, with which it would reduce the loss itself."""
+    labels = inspect.signature(model.forward).parameters.get("labels")
+    if labels is not None and labels.default is labels.empty:
+        raise ValueError(
+            f"{type(model).__name__}.forward cannot do without labels, and a loss that the model has reduced "
+            "cannot be weighted: let it take labels=None and return logits"
+        )
 
 
 def _mean_labels(dataset: Any, collate: Any, seed: int) -> float | None:
@@ -215,8 +268,28 @@ def _mean_labels(dataset: Any, collate: Any, seed: int) -> float | None:
     return max(1.0, float((labels != -100).sum()) / len(labels))
 
 
+# Models whose position t predicts label t + 1, and those whose labels stand at their own positions.
+_NEXT = {*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+_IN_PLACE = {
+    *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
+    *modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values(),
+    *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values(),
+}
+
+
 def _is_causal(model: Any) -> bool:
-    """Whether position t predicts label t + 1."""
+    """Whether position t predicts label t + 1, by the name of the model's class or of one that it is made of.
+
+    Nothing is guessed: with a wrong guess the model would learn something else, in silence.
+    """
     inner = getattr(getattr(model, "base_model", None), "model", None)  # of a peft model
-    names = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    return type(model).__name__ in names or type(inner).__name__ in names
+    names = {each.__name__ for each in (*type(model).__mro__, *type(inner).__mro__)}
+    if names & _NEXT:
+        return True
+    if names & _IN_PLACE:
+        return False
+    raise ValueError(
+        f"whether position t of {type(model).__name__} predicts label t or t + 1 is unknown: override "
+        "losses_and_scores(model, outputs, labels) with scores.causal_lm(outputs['logits'], labels, "
+        "constant=..., shift=...)"
+    )

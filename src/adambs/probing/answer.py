@@ -9,19 +9,28 @@ from typing import Any
 
 from adambs.probing import measures
 
-# The logarithm of the expected speedup is RISE x / (1 + BEND x), with x the logarithm of the potential
-# variance reduction half way through the training, minus that of what the bandit's own steps cost. The range
-# is that over and times WIDTH. Fitted to recorded runs by adambs.lab.insight.probe_evidence, see
-# docs/data-insight.md.
-RISE = 0.30
-BEND = 0.50
+# The logarithm of the expected speedup in steps is EXPONENT times the mean over the training of that of what
+# p lowers the second moment by. The exponent is fitted to recorded runs by adambs.lab.insight.probe_evidence,
+# see docs/data-insight.md; SCATTER is how much it differs among them, and DOUBT is how far a speedup that was
+# seen once, on a thousand examples, may be off, in the logarithm. The range is what is expected over and
+# times WIDTH.
+EXPONENT = 0.27
+SCATTER = 0.25
+DOUBT = 0.1
 WIDTH = math.sqrt(1.45)
 
+# At so many steps, evenly spread over the training, it is asked what p would have.
+_ASKED = 100
+
+# Of so many steps, or of a twentieth of the training, something can be said.
+_ENOUGH = 100
 # Below this the noise of a batch is less than its mean: no p helps much.
 _NOISY = 1.0
-# What is expected must be above this to be worth a change of the training loop.
+# What is expected must be above this to be worth a change of the training loop; and so many times what is
+# expected without a look or a context to be worth that.
 _WORTHWHILE = 1.05
-# How many times more than memory a context must promise before it is recommended.
+# How many times more than what p learns by itself a context must lower the second moment, on the mean over
+# the training, before a training with it is taken for another one.
 _BETTER = 1.2
 
 USE, LOOK, CONTEXT, PLAIN, UNKNOWN = "use it", "look before drawing", "give it a context", "plain", "unknown"
@@ -46,24 +55,27 @@ class Answer:
     learned: list[tuple[int, float]] = field(default_factory=list)
     """Step -> what the p of the default rule lowered it by, at that step of the probe."""
     losses: list[tuple[int, float]] = field(default_factory=list)
-    """Step -> the mean loss."""
+    """Step -> the mean loss, trained with bandit sampling."""
+    plain_losses: list[tuple[int, float]] = field(default_factory=list)
+    """Step -> the mean loss, trained without."""
     memory: list[tuple[int, float]] = field(default_factory=list)
     """Age in steps -> what scores of that age would have lowered it by, at the probe's end."""
     noise: list[tuple[int, float]] = field(default_factory=list)
     """Step -> the noise of a batch's gradient over its mean, both squared."""
-    contexts: dict[str, float] = field(default_factory=dict)
-    """Name -> what knowing only this of each example would have lowered it by, at the probe's end."""
+    contexts: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """Name -> step -> what knowing only this of each example would have lowered it by."""
     step_seconds: float = math.nan
     """A plain training step."""
     overhead: float = math.nan
-    """Draw, scores and update, in plain steps."""
+    """What a step with bandit sampling takes beyond a plain one, in plain steps."""
     look: float = math.nan
     """Scoring one batch by a forward pass, in plain steps."""
 
     @property
     def measured(self) -> bool:
-        """Whether there is enough for a verdict."""
-        return bool(self.potential and self.noise) and math.isfinite(self.step_seconds)
+        """Whether there is enough for a verdict: at the start of a training all scores are alike."""
+        seen = self.steps >= min(_ENOUGH, self.planned / 20)
+        return seen and bool(self.potential and self.noise) and math.isfinite(self.step_seconds)
 
     @property
     def possible(self) -> float:
@@ -93,22 +105,73 @@ class Answer:
         """The potential half way through the training: as measured, or continued from what was measured."""
         return measures.ahead(self.potential, self.planned / 2) if self.potential else math.nan
 
-    @property
-    def expected(self) -> float:
-        """The speedup by the clock that the recorded runs suggest for the library's default."""
-        if not self.measured:
-            return math.nan
-        value = self.foreseen
-        if self.noise_now < _NOISY:
-            value = measures.of_a_batch(value, self.noise_now)
-        return measures.expected_gain(value, RISE, BEND) / (1 + self.overhead)
+    def course(
+        self, *, look: bool = False, context: str | None = None, until: float | None = None
+    ) -> list[float]:
+        """By how much p would lower the second moment, over the training.
+
+        At steps that are evenly spread over it, or over its first ``until`` steps. With the defaults the
+        first pass is a plain one, unless there is a context; then p has what the default rule had learned in
+        the probe (beyond its end, continued), or what the context tells if that is more. A look counts as its
+        gain over its cost; it is made, as :class:`adambs.Candidates` decides, where that is above one.
+        """
+        found, cost = [], measures.look_cost(self.look)
+        for k in range(_ASKED):
+            step = (k + 0.5) / _ASKED * (self.planned if until is None else until)
+            best = measures.ahead(self.potential, step)
+            ours = measures.ahead(self.learned, step) if step >= self.n / self.batch_size else 1.0
+            if context is not None:
+                ours = max(ours, measures.ahead(self.contexts[context], step))
+            ours = min(ours, best)
+            if look:
+                ours *= max(measures.look_gain(best, ours) / cost, 1.0)
+            found.append(ours)
+        return found
 
     @property
-    def _look_pays(self) -> bool:
-        """As :class:`adambs.Candidates` decides, with what p had learned if it has had a pass to do so."""
-        learned = self.learned[-1][1] if self.steps >= self.n / self.batch_size else self.kept
-        gain = measures.look_gain(self.possible, min(max(learned, 1.0), self.possible))
-        return gain > measures.look_cost(self.look)
+    def race(self) -> tuple[int, float] | None:
+        """Until which step the two copies were compared, and the speedup in steps of the bandit's."""
+        ours, theirs = (
+            [(step, value) for step, value in each if step <= math.ceil(self.planned)]
+            for each in (self.losses, self.plain_losses)
+        )
+        if len(theirs) < 2 or len(ours) != len(theirs):
+            return None
+        return theirs[-1][0], measures.race(theirs, ours)
+
+    def exponent(self, usual: float = EXPONENT) -> float:
+        """Of this problem: what is usual in recorded runs, and what the race has shown."""
+        if self.race is None:
+            return usual
+        until, speedup = self.race
+        x = self._mean_log(self.course(until=until))
+        return measures.updated(usual, SCATTER, x, math.log(speedup), DOUBT)
+
+    def _mean_log(self, course: list[float]) -> float:
+        """Of what p lowers; where batches are hardly noisy, of what that does to the whole second moment."""
+        noise = self.noise_now if self.noise_now < _NOISY else math.inf
+        return sum(math.log(measures.of_a_batch(value, noise)) for value in course) / len(course)
+
+    def expects(self, *, look: bool = False, context: str | None = None, usual: float = EXPONENT) -> float:
+        """The speedup by the clock that is to be expected, with or without a look and a context.
+
+        ``usual`` is the exponent of recorded runs.
+        """
+        if not self.measured:
+            return math.nan
+        alone, chosen = (
+            self._mean_log(course) for course in (self.course(), self.course(look=look, context=context))
+        )
+        raced, added = alone, chosen - alone
+        if context is not None and added > math.log(_BETTER):
+            raced, added = 0.0, chosen  # p is another from the first step on: the race tells nothing of it
+        return math.exp(self.exponent(usual) * raced + usual * added) / (1 + self.overhead)
+
+    @property
+    def expected(self) -> float:
+        """The speedup by the clock that is to be expected of what the verdict says to do."""
+        kind, context = self.kind, self.best_context
+        return self.expects(look=kind == LOOK, context=context if kind == CONTEXT else None)
 
     @property
     def speedup(self) -> tuple[float, float]:
@@ -116,23 +179,25 @@ class Answer:
         return self.expected / WIDTH, self.expected * WIDTH
 
     @property
-    def best_context(self) -> tuple[str, float] | None:
-        """The context that tells scores apart best."""
-        return max(self.contexts.items(), key=lambda item: item[1]) if self.contexts else None
+    def best_context(self) -> str | None:
+        """The context of which most is to be expected."""
+        return max(self.contexts, key=lambda name: self.expects(context=name)) if self.contexts else None
 
     @property
     def kind(self) -> str:
-        """Which of the verdicts it is."""
+        """Which of the verdicts it is: of what is to be won the most, and of what is alike the simplest."""
         if not self.measured:
             return UNKNOWN
         if self.noise_now < _NOISY:
             return PLAIN
-        if self._look_pays:
-            return LOOK
-        context = self.best_context
-        if context is not None and context[1] > max(self.kept, _WORTHWHILE) * _BETTER:
-            return CONTEXT
-        return USE if self.expected > _WORTHWHILE else PLAIN
+        alone, looking = self.expects(), self.expects(look=True)
+        told = self.expects(context=self.best_context)
+        best = max(alone, looking, told)
+        if best <= _WORTHWHILE:
+            return PLAIN
+        if best <= _WORTHWHILE * alone:
+            return USE
+        return CONTEXT if told >= looking else LOOK
 
     @property
     def verdict(self) -> str:
@@ -141,14 +206,15 @@ class Answer:
         sampler = f"adambs.BanditSampler({self.n}, batch_size={K})"
         match self.kind:
             case "unknown":
-                return "Nothing can be said: the probe was stopped before it had measured enough."
+                return (
+                    f"Nothing can be said yet: {self.steps} step{'s' * (self.steps != 1)} of "
+                    f"{self.planned:,.0f} are too few. Give it more seconds."
+                )
             case "look before drawing":
                 return f"Look before drawing: {sampler}, and BanditLoader(..., score=...) as in the README."
             case "give it a context":
-                assert self.best_context is not None
-                name = self.best_context[0]
                 return (
-                    f"Give it a context: {name} tells scores apart better than memory can; "
+                    f"Give it a context: {self.best_context} tells scores apart before memory can; "
                     f"{sampler[:-1]}, context=...)."
                 )
             case "use it":
@@ -159,19 +225,30 @@ class Answer:
                 f"Use a plain DataLoader: batches of {K} are hardly noisy, so no p can help. Try batches of "
                 f"{smaller} with lr {self.lr:g}, or lr {2 * self.lr:g} with batches of {K}, first."
             )
+        steps = self.expects() * (1 + self.overhead)
+        if steps > _WORTHWHILE:
+            return (
+                f"Use a plain DataLoader: p would win {steps:.2f} times in steps, and a step would take "
+                f"{1 + self.overhead:.2f} times as long."
+            )
         return (
             "Use a plain DataLoader: gradient norms are too alike, or change too fast, for any p to pay here."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; what is not known is None."""
-        names = ("n", "batch_size", "lr", "epochs", "seconds", "steps", "interrupted", "contexts")
+        names = ("n", "batch_size", "lr", "epochs", "seconds", "steps", "interrupted")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        for name in ("potential", "learned", "losses", "memory", "noise"):
+        found["contexts"] = {
+            name: [[step, _plain(value)] for step, value in told] for name, told in self.contexts.items()
+        }
+        for name in ("potential", "learned", "losses", "plain_losses", "memory", "noise"):
             found[name] = [[step, _plain(value)] for step, value in getattr(self, name)]
         for name in ("step_seconds", "overhead", "look", "possible", "foreseen", "kept", "noise_now"):
             found[name] = _plain(getattr(self, name))
         found["expected"] = _plain(self.expected)
+        found["without_look_or_context"] = _plain(self.expects())
+        found["race"], found["exponent"] = self.race, _plain(self.exponent())
         found["speedup"] = [_plain(value) for value in self.speedup]
         found["kind"], found["verdict"] = self.kind, self.verdict
         return found
@@ -190,12 +267,17 @@ class Answer:
                 ("half way", f"{self.foreseen:.2f} times at step {half:,.0f} of {self.planned:,.0f}, {how}")
             )
             rows.append(("of it kept", f"a memory of one pass keeps {self.kept:.2f} of {self.possible:.2f}"))
+            usual = measures.ahead(self.learned, half)
+            rows.append(("learned", f"half way p would have {min(usual, self.foreseen):.2f} of it"))
+        if self.race is not None:
+            until, seen = self.race
+            rows.append(("seen", f"{seen:.2f} times as fast in steps, in the first {until:,} of the probe"))
         if self.noise:
             known = math.isfinite(self.noise_now)
             much = f"{self.noise_now:.3g} times the mean gradient" if known else "drowns the mean gradient"
             rows.append(("noise", f"{much}, in batches of {self.batch_size}"))
-        for name, value in sorted(self.contexts.items()):
-            rows.append(("context", f"{name} alone would lower the noise {value:.2f} times"))
+        for name, told in sorted(self.contexts.items()):
+            rows.append(("context", f"{name} alone would lower the noise {told[-1][1]:.2f} times at the end"))
         if math.isfinite(self.step_seconds):
             costs = f"{1000 * self.step_seconds:.2f} ms; the bandit adds {100 * self.overhead:.1f} %"
             rows.append(("a step", f"{costs}, a look at a batch takes {100 * self.look:.0f} %"))

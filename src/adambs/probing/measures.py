@@ -108,14 +108,17 @@ def ahead(pairs: Sequence[tuple[int, float]], step: float) -> float:
     """What something that was measured at some steps is at another, later ones included.
 
     The line of least squares through the logarithms, over that of the step, of what was measured within a
-    factor of four before and of two after it (before the last step, if ``step`` lies beyond); it never
-    falls, and rises no faster than the step.
+    factor of four before and of two after it (before the last step, if ``step`` lies beyond), or of the two
+    neighbours if there is none; it never falls, and rises no faster than the step.
     """
     known = [(float(s), max(value, 1.0)) for s, value in pairs if s > 0]
     if not known:
         return 1.0
     centre = min(max(step, known[0][0]), known[-1][0])
     near = [(s, value) for s, value in known if centre / 4 <= s <= centre * 2]
+    if not near:  # nothing was measured there: the one before and the one after
+        k = next(k for k, (s, _) in enumerate(known) if s > centre)
+        near = known[k - 1 : k + 1]
     x, y = np.log([s for s, _ in near]), np.log([value for _, value in near])
     scatter = float(np.square(x - x.mean()).sum())
     slope = float((x - x.mean()) @ y) / scatter if scatter > 0 else 0.0
@@ -123,14 +126,42 @@ def ahead(pairs: Sequence[tuple[int, float]], step: float) -> float:
     return max(float(np.exp(y.mean() + slope * (math.log(max(step, 1.0)) - x.mean()))), 1.0)
 
 
-def expected_gain(reduction: float, rise: float, bend: float) -> float:
-    """The speedup that such a potential variance reduction has had in recorded runs.
+def race(theirs: Sequence[tuple[int, float]], ours: Sequence[tuple[int, float]]) -> float:
+    """How many times fewer steps the second took to the losses of the first: a speedup in steps.
 
-    Its logarithm is ``rise`` x / (1 + ``bend`` x), with x that of the reduction: in proportion where there
-    is little to win, and less than that where noise is no longer what holds training up.
+    As the lab does it (docs/measuring.md): the targets are the lowest losses of the first after 1/4, 1/2, 3/4
+    and all of the steps, and the speedup is the geometric mean over them. Between two measures the loss is
+    taken to be straight, its logarithm if losses are positive. What was not reached counts as all of the
+    steps; a target that is no lower than the loss at the start counts as 1.
     """
-    x = math.log(max(reduction, 1.0))
-    return math.exp(rise * x / (1 + bend * x))
+    steps = np.array([float(step) for step, _ in theirs])
+    first, second = (np.minimum.accumulate([value for _, value in each]) for each in (theirs, ours))
+    if min(first[-1], second[-1]) > 0:
+        first, second = np.log(first), np.log(second)
+    found = []
+    for share in (0.25, 0.5, 0.75, 1.0):
+        target = float(np.interp(share * steps[-1], steps, first))
+        if target >= min(first[0], second[0]):
+            found.append(0.0)
+            continue
+        k = int(np.argmax(second <= target)) if second[-1] <= target else 0
+        at = steps[-1]
+        if k > 0:
+            part = (second[k - 1] - target) / (second[k - 1] - second[k])
+            at = steps[k - 1] + part * (steps[k] - steps[k - 1])
+        found.append(math.log(share * steps[-1] / at))
+    return math.exp(sum(found) / len(found))
+
+
+def updated(usual: float, scatter: float, x: float, seen: float, doubt: float) -> float:
+    """The exponent of this problem, from that of others and from one race.
+
+    A speedup is the exponent times ``x`` in the logarithms. Before the race the exponent is ``usual`` with a
+    standard deviation ``scatter``; the race has shown ``seen``, with one of ``doubt``. The mean of what is
+    known after it, both being normal: where there was little to win (x small) the race tells nothing.
+    """
+    before, new = 1 / scatter**2, x * x / doubt**2
+    return (before * usual + x * seen / doubt**2) / (before + new)
 
 
 def look_gain(possible: float, kept: float) -> float:

@@ -1,6 +1,7 @@
 """What a probe is asked about: a model, a data set, and how a batch of it becomes losses and scores."""
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,8 @@ class Problem:
     Args:
         loss: ``F.cross_entropy``, ``F.binary_cross_entropy_with_logits`` or ``F.mse_loss`` (or the modules of
             the same name with ``reduction="none"``) for batches ``(x, y)``; or ``loss(model, batch)``, which
-            returns one loss for each example, or a pair of losses and scores.
+            returns one loss for each example, or a pair of losses and scores (or a function of no arguments
+            that returns the scores: then their cost is told apart).
     """
 
     def __init__(
@@ -114,19 +116,25 @@ class Problem:
         """A batch of these examples, where the model is."""
         return _moved(self.fetcher.collated(self.fetcher.examples(indices)), self.device)
 
-    def losses_and_scores(self, batch: Any, K: int) -> tuple[Tensor, Tensor]:
-        """One loss and one score for each of the K examples."""
+    def losses(self, batch: Any, K: int) -> tuple[Tensor, Callable[[], Tensor]]:
+        """One loss for each of the K examples, and what gives their scores when it is called.
+
+        Apart, so that what scores cost can be told. A loss of the user's that returns scores, and not a
+        function that computes them, has paid for them already.
+        """
         if self._known is not None:
             x, y = _pair(batch)
-            output = self.model(x)
+            output, score = self.model(x), self._known[1]
             losses = self._known[0](output, y)
             _check.losses(losses, K)
-            return losses, self._known[1](output.detach(), y).detach()
+            return losses, lambda: score(output.detach(), y).detach()
         self._output = None
         found = self.loss(self.model, batch)
         losses, given = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         _check.losses(losses, K)
-        return losses, self._norms(losses, K) if given is None else given.detach()
+        if given is None:
+            return losses, lambda: self._norms(losses, K)
+        return losses, lambda: (given if isinstance(given, Tensor) else given()).detach()
 
     def _norms(self, losses: Tensor, K: int) -> Tensor:
         """The norm of each example's gradient at the model's output, for a loss that is not known."""
@@ -142,22 +150,27 @@ class Problem:
         )
         return norms
 
-    def evaluated(self, indices: Indices, size: int) -> tuple[Floats, Floats]:
-        """The present losses and scores of some examples, without dropout, ``size`` at a time."""
+    def evaluated(self, indices: Indices, size: int) -> tuple[Floats, Floats, list[float]]:
+        """The present losses and scores of some examples, without dropout, ``size`` at a time.
+
+        Also what an example took, in seconds, for each of these times.
+        """
         self.model.eval()
-        found = []
+        found, seconds = [], []
         for start in range(0, len(indices), size):
-            part = indices[start : start + size]
+            part, before = indices[start : start + size], time.perf_counter()
             with torch.set_grad_enabled(self._known is None):
-                pair = self.losses_and_scores(self.batch(part), len(part))
-            found.append(torch.stack([each.detach().double().cpu() for each in pair]))
+                losses, scores = self.losses(self.batch(part), len(part))
+                pair = torch.stack([losses.detach().double(), scores().double()])
+            found.append(pair.cpu())
+            seconds.append((time.perf_counter() - before) / len(part))
         self.model.train()
-        losses, scores = torch.cat(found, 1).numpy()
-        return losses, scores
+        each, norms = torch.cat(found, 1).numpy()
+        return each, norms, seconds
 
     def gradient(self, indices: Indices) -> Tensor:
         """The gradient of the mean loss of these examples, as one vector."""
-        losses, _ = self.losses_and_scores(self.batch(indices), len(indices))
+        losses, _ = self.losses(self.batch(indices), len(indices))
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         found = torch.autograd.grad(losses.mean(), trained, allow_unused=True)
         return torch.cat([part.flatten() for part in found if part is not None])

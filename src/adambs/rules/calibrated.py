@@ -360,10 +360,11 @@ def _move(order: Numbers, place: Numbers, bounds: Indices, j: int, target: int) 
             there = bounds[g]
             bounds[g] += 1
             g -= 1
-        other = order[there] ^ there
-        order[here], place[other] = other ^ here, here ^ other
-        order[there], place[j] = j ^ there, there ^ j
-        here = there
+        if there != here:  # else there is nobody else in the group
+            other = order[there] ^ there
+            order[here], place[other] = other ^ here, here ^ other
+            order[there], place[j] = j ^ there, there ^ j
+            here = there
 
 
 @kernel

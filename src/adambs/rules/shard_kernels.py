@@ -28,6 +28,25 @@ def ratios_of(groups: Bytes, group_ratios: Floats) -> Floats:
 
 
 @kernel
+def add_up(sizes: Indices, bounds: Indices) -> None:
+    """Where each group begins if all shards are one."""
+    for g in range(sizes.shape[1]):
+        bounds[g + 1] = bounds[g]
+        for v in range(sizes.shape[0]):
+            bounds[g + 1] += sizes[v, g]
+
+
+@kernel
+def masses_of(sizes: Indices, group_ratios: Floats) -> Floats:
+    """n times the probability of each shard. Added up in the same order on every processor."""
+    masses = np.zeros(sizes.shape[0])
+    for v in range(sizes.shape[0]):
+        for g in range(sizes.shape[1]):
+            masses[v] += sizes[v, g] * group_ratios[g]
+    return masses
+
+
+@kernel
 def groups_at(place: Numbers, bounds: Indices, indices: Indices, first: int) -> Bytes:
     """The last group that begins at or before the place of each example."""
     groups = np.empty(len(indices), np.uint8)

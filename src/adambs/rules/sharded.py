@@ -137,9 +137,9 @@ class ShardedCalibrated(Calibrated):
 
     def _settle(self) -> None:
         """The ratio of each group, as if there was one shard, and the mass of each shard."""
-        self.bounds[1:] = np.cumsum(self.sizes.sum(axis=0))
+        shard_kernels.add_up(self.sizes, self.bounds)
         super()._settle()
-        self.masses = self.sizes @ self.group_ratios
+        self.masses = shard_kernels.masses_of(self.sizes, self.group_ratios)
 
     def draw_piece(self, random: SharedStream, B: int, *, stratified: bool) -> Piece:
         """B draws from p. How many fall on each shard all know; which ones, its owner. O(V + K)."""

@@ -3,6 +3,10 @@
 A step of the model is a sleep of 20 ms, as if a device did it. What is timed is what the training loop waits
 for: ``update`` (which starts the gathering) and ``draw`` (which waits for it and learns). Processes of their
 own, one for each rank.
+
+Twice for each n, because an example that is seen for the first time moves further and costs more: beginning
+with nothing seen, where the few steps that are timed are first visits if n is large and not if it is small;
+and after all examples have been seen, where only n differs.
 """
 
 import json
@@ -22,6 +26,7 @@ from rich.console import Group
 from rich.table import Table
 
 import adambs
+from adambs._types import Floats
 from adambs.lab.bench import rules, scale
 from adambs.moments import second_moments
 from adambs.rules import calibrated
@@ -65,8 +70,7 @@ def kernel_times(n: int = 10**7) -> dict[str, float]:
     of a step with next to no scores.
     """
     small, large = 256, 2**15
-    seen = (np.arange(n) * 2654435761 % 1000 / 1000) ** 2 * 0.75 + 1e-9  # about what scores_of will say
-    samplers = [adambs.BanditSampler(n, B, initial_weights=seen) for B in (small, large)]
+    samplers = [adambs.BanditSampler(n, B, initial_weights=_seen(n)) for B in (small, large)]
     both = [_median(partial(_one, sampler)) for sampler in samplers]
     everything = (both[1] - both[0]) / (large - small)
     heard = [_median(_hearing(n, B)) for B in (small, large)]
@@ -102,6 +106,11 @@ def model(kernels: dict[str, float], part: int = PART) -> list[dict[str, float]]
             }
         )
     return rows
+
+
+def _seen(n: int) -> Floats:
+    """A score of each example, about what ``scores_of`` will say."""
+    return (np.arange(n) * 2654435761 % 1000 / 1000) ** 2 * 0.75 + 1e-9
 
 
 def _median(work: Callable[[], float]) -> float:
@@ -164,7 +173,12 @@ def print_measured(rank: int, W: int, folder: str, sizes: list[int], many: list[
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=W)
     result = {
-        "rows": [_steps(n, kind, steps) for n in sizes for kind in (BanditSampler, ShardedSampler)],
+        "rows": [
+            _steps(n, kind, steps, seen=seen)
+            for n in sizes
+            for kind in (BanditSampler, ShardedSampler)
+            for seen in (False, True)
+        ],
         "shards": [_shards(n, steps) for n in many],
     }
     if rank == 0:
@@ -173,11 +187,14 @@ def print_measured(rank: int, W: int, folder: str, sizes: list[int], many: list[
     dist.destroy_process_group()
 
 
-def _steps(n: int, kind: Callable[..., adambs.BanditSampler], steps: int) -> dict[str, Any]:
+def _steps(n: int, kind: type[BanditSampler], steps: int, *, seen: bool) -> dict[str, Any]:
     W = dist.get_world_size()
-    sampler = kind(n, PART * W, gate=0.0)
+    options: dict[str, Any] = {"initial_weights": _seen(n)} if seen and kind is BanditSampler else {}
+    sampler = kind(n, PART * W, gate=0.0, **options)
+    if seen and isinstance(sampler, ShardedSampler):
+        _all_seen(sampler)
     _timed(sampler, 10, 0.0)  # kernels are compiled, or read from their cache
-    return {"W": W, "n": n, "kind": type(sampler).__name__, **_timed(sampler, steps, STEP)}
+    return {"W": W, "n": n, "kind": kind.__name__, "seen": seen, **_timed(sampler, steps, STEP)}
 
 
 def _shards(n: int, steps: int) -> dict[str, Any]:
@@ -263,11 +280,11 @@ def _measured(result: dict[str, Any]) -> Table:
     )
     for column in ("", "processes", "n", "update", "draw", "of a step", "bar"):
         made.add_column(column, justify="left" if column in ("", "bar") else "right")
-    for row in result["rows"]:
+    for row in sorted(result["rows"], key=lambda row: (row["W"], row["kind"], row["seen"], row["n"])):
         share = row["both"] / (1e6 * result["step"])
         bar = f"at most {BAR:.0%}" if row["W"] == 2 and row["kind"] == "BanditSampler" else ""
         times = (f"{row['update']:.0f}", f"{row['draw']:.0f}", f"{share:.1%}")
-        made.add_row(row["kind"], str(row["W"]), f"{row['n']:,}", *times, bar)
+        made.add_row(row["kind"] + ", all seen" * row["seen"], str(row["W"]), f"{row['n']:,}", *times, bar)
     least = result["shards"][0]
     for row in result["shards"]:
         bar = f"at most {MOST_BYTES} bytes, {MOST_TIMES} times" if row is not result["shards"][0] else ""

@@ -7,10 +7,13 @@ take turns in one process, so that a busy machine slows both alike.
 import multiprocessing
 import os
 import queue
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 from rich.console import Console
@@ -167,8 +170,9 @@ def _side_by_side(lanes: list[Lane], seeds: int, command: str, show: Show) -> No
         for lane in lanes
     ]
     try:
-        for process in started:
-            process.start()
+        with _ctrl_c_later():
+            for process in started:
+                process.start()
         waiting = len(started)
         while waiting:
             try:
@@ -188,6 +192,28 @@ def _side_by_side(lanes: list[Lane], seeds: int, command: str, show: Show) -> No
             if process.pid is not None:
                 process.terminate()
                 process.join()
+
+
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits until the end. Processes started inside never hear of it: this one ends them.
+
+    They inherit the blocked signal. Here another thread may get it, and Python would raise in this one, while
+    a process is given its work: so there is a handler, too.
+    """
+    if not hasattr(signal, "pthread_sigmask") or current_thread() is not main_thread():
+        yield  # Windows; and signals are the main thread's
+        return
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _in_its_process(lane: Lane, seeds: int, command: str, news: Any) -> None:

@@ -46,8 +46,10 @@ RANKINGS = {
     "plain aum": "area under the margin, of plain Adam",
     "plain mean loss": "mean loss over all visits, of plain Adam",
     "plain forgetting": "forgetting events, of plain Adam",
-    "cleanlab": "confident learning, 5 folds (Northcutt et al., JAIR 2021)",
+    "cleanlab": "confident learning, 5 folds (Northcutt et al., JAIR 2021), probabilities adjusted by class",
+    "cleanlab, not adjusted": "the same with the probabilities as the nets give them",
 }
+_CLEANLAB = [name for name in RANKINGS if name.startswith("cleanlab")]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def run(
         experiment = replace(experiment, epochs=case.epochs)
     wanted = {**asdict(case), "epochs": experiment.epochs}
     found = next((each for each in read(out) if each["case"] == wanted), None)
-    if found is not None and (not with_cleanlab or "cleanlab" in found["rankings"]):
+    if found is not None and (not with_cleanlab or set(_CLEANLAB) <= set(found["rankings"])):
         return found
     data = prepared(case, experiment, folder)
     rankings = {} if found is None else dict(found["rankings"])
@@ -87,7 +89,8 @@ def run(
         for name, ranking in _by_one_training(experiment, data, case.seed).items():
             rankings[name] = ranking.measured(flipped)
     if with_cleanlab:
-        rankings["cleanlab"] = _by_cleanlab(experiment, data, case.seed).measured(flipped)
+        for name, ranking in _by_cleanlab(experiment, data, case.seed).items():
+            rankings[name] = ranking.measured(flipped)
     about = {"n": len(flipped), "changed": int(flipped.sum()), "classes": len(data.classes)}
     record = {
         "case": wanted,
@@ -145,7 +148,7 @@ def write_tables(out: Path) -> Path:
 def markdown(records: list[dict[str, Any]], measure: str) -> str:
     """A table: rankings in rows, cases in columns, means over seeds."""
     cases: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: _place(record["case"])):
         cases.setdefault(_words(record["case"]), []).append(record)
     lines = ["| | " + " | ".join(cases) + " |", "|---" * (len(cases) + 1) + "|"]
     for name in RANKINGS:
@@ -156,6 +159,11 @@ def markdown(records: list[dict[str, Any]], measure: str) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     seeds = (", ".join(str(each["case"]["seed"]) for each in found) for found in cases.values())
     return "\n".join([*lines, "| seeds | " + " | ".join(seeds) + " |"]) + "\n"
+
+
+def _place(case: dict[str, Any]) -> tuple[Any, ...]:
+    """The order of the columns: flips before confusions, even classes before long tails."""
+    return case["noise"] != "flips", case["long_tail"], case["experiment"], case["share"], case["seed"]
 
 
 def _words(case: dict[str, Any]) -> str:
@@ -381,7 +389,7 @@ def _outputs(model: torch.nn.Module, inputs: Tensor) -> Floats:
     return found
 
 
-def _by_cleanlab(experiment: Experiment, data: datasets.Data, seed: int) -> Ranking:
+def _by_cleanlab(experiment: Experiment, data: datasets.Data, seed: int) -> dict[str, Ranking]:
     """Confident learning on probabilities out of sample: five trainings, each without a fifth."""
     try:
         from cleanlab.rank import get_label_quality_scores
@@ -402,5 +410,11 @@ def _by_cleanlab(experiment: Experiment, data: datasets.Data, seed: int) -> Rank
         two = torch.stack((torch.zeros_like(z.reshape(-1)), z.reshape(-1)), 1)
         probabilities[outside] = (two if len(data.classes) == 2 and z.numel() == len(z) else z).softmax(1)
         seconds += took + time.perf_counter() - start
-    quality = get_label_quality_scores(labels, probabilities, adjust_pred_probs=True)
-    return Ranking(-np.asarray(quality), seconds, seconds)
+    return {
+        name: Ranking(
+            -np.asarray(get_label_quality_scores(labels, probabilities, adjust_pred_probs=adjusted)),
+            seconds,
+            seconds,
+        )
+        for name, adjusted in zip(_CLEANLAB, (True, False), strict=True)
+    }

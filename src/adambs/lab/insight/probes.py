@@ -20,7 +20,7 @@ from adambs.lab.runs import training
 from adambs.probing import Progress
 
 _REQUIRED = ("model", "train", "loss", "batch_size")
-_OPTIONAL = ("epochs", "lr", "optimizer", "contexts", "collate_fn", "seed")
+_OPTIONAL = ("epochs", "lr", "optimizer", "schedule", "contexts", "collate_fn", "seed")
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,11 @@ def from_experiment(
 
     def losses_and_scores(model: Any, batch: Any) -> tuple[Any, Any]:
         outputs = model(batch[0])
-        return loss.losses(outputs, batch[1]), loss.scores(outputs, batch[1])
+        return loss.losses(outputs, batch[1]), lambda: loss.scores(outputs, batch[1])
 
-    options = {"epochs": experiment.epochs, "lr": experiment.lr, "seed": seed}
+    options: dict[str, Any] = {"epochs": experiment.epochs, "lr": experiment.lr, "seed": seed}
+    if experiment.schedule:
+        options["schedule"] = lambda share: training.rate(experiment.schedule, share)
     return Question(model, train, losses_and_scores, experiment.batch_size, options)
 
 

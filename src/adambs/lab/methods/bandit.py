@@ -27,7 +27,7 @@ class Bandit(Method):
     """From what variance reduction on p is drawn from; before that, reshuffled passes."""
     candidates: ClassVar[int] = 3
     """How many times K are scored when it looks."""
-    ahead: ClassVar[int] = 1
+    ahead: ClassVar[int] = 4
     """For how many batches candidates are scored at once."""
     cap: ClassVar[float] = math.inf
     """Weight x score is limited to so many times its running mean."""

@@ -8,7 +8,7 @@ import colorsys
 import struct
 import textwrap
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ def loss_figure(analysis: Analysis) -> Figure:
     """The paper's figure: training loss against wall clock, as in figures 2 to 4."""
     figure = _figure(analysis, 6.4, 4.0)
     axes = figure.add_subplot()
-    _draw_curves(axes, analysis, "train_loss", "seconds")
+    draw_curves(axes, analysis, "train_loss", "seconds")
     axes.set_ylabel("training loss", color=INK)
     axes.set_xlabel(X_LABELS["seconds"], color=INK)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
@@ -187,7 +187,7 @@ def curves_figure(analysis: Analysis) -> Figure:
     grid = figure.subplots(len(metrics), len(AXES), sharey="row", sharex="col", squeeze=False)
     for row, (metric, label) in enumerate(metrics.items()):
         for column, axis in enumerate(AXES):
-            _draw_curves(grid[row, column], analysis, metric, axis)
+            draw_curves(grid[row, column], analysis, metric, axis)
             if row == len(metrics) - 1:
                 grid[row, column].set_xlabel(X_LABELS[axis], color=INK)
         grid[row, 0].set_ylabel(label, color=INK)
@@ -283,7 +283,7 @@ def sampling_figure(analysis: Analysis) -> Figure | None:
         (left, "ess", "effective sample size / n"),
         (right, "variance_reduction", "variance reduction (×)"),
     ):
-        _draw_curves(axes, analysis, metric, "step")
+        draw_curves(axes, analysis, metric, "step")
         axes.set_ylabel(label, color=INK)
         axes.set_xlabel(X_LABELS["step"], color=INK)
         axes.axhline(1, color=MUTED, linewidth=0.8, zorder=0)
@@ -320,9 +320,12 @@ def tidy(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(8)
 
 
-def _draw_curves(axes: Axes, analysis: Analysis, metric: str, axis: str) -> None:
+def draw_curves(
+    axes: Axes, analysis: Analysis, metric: str, axis: str, methods: Collection[str] | None = None
+) -> None:
+    """The mean over seeds of all methods, or of some, with a band from the lowest seed to the highest."""
     tidy(axes)
-    curves = analysis.curves(metric, axis)
+    curves = [each for each in analysis.curves(metric, axis) if methods is None or each.method in methods]
     for each in curves:
         look = style(each.method)
         line = {"color": look.light, "linestyle": _DASHES[look.dash], "linewidth": 1.5}

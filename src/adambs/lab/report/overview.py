@@ -1,4 +1,4 @@
-"""Several runs at once: methods side by side, as tables and as a figure; and a figure of a sweep."""
+"""Several runs at once: methods side by side, as tables and as a figure; the README's picture; a sweep's."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,18 @@ from matplotlib.figure import Figure
 
 from adambs.lab.experiments.sweep import DEFAULT, ORACLE, TRIALS
 from adambs.lab.report.analysis import Analysis, Estimate, Speedup, across
-from adambs.lab.report.figures import INK, MUTED, plain, style, tidy
-from adambs.lab.report.phrases import points, times_and_interval
+from adambs.lab.report.figures import INK, MUTED, X_LABELS, draw_curves, plain, style, tidy
+from adambs.lab.report.phrases import points, run_title, times, times_and_interval
 from adambs.lab.report.tables import markdown
 
 CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 """The experiments that the default rule was chosen on, over which the mean is taken."""
+
+OTHERS = "methods-"
+"""How the folder of a run begins that has the other methods of such an experiment."""
+
+FRONT = ("cnn-fashion", "rcnn-imdb", "cnn-cifar10")
+"""The runs of the README's picture, in the order of its table."""
 
 COLUMNS = 5
 """How many runs stand beside each other in a table."""
@@ -37,11 +43,15 @@ class SideBySide:
 
     def mean(self, method: str) -> tuple[Estimate, bool] | None:
         """The geometric mean over :data:`CHOOSING`, and whether it is only a bound."""
-        of = dict(zip((each.run.path.name for each in self.analyses), self.found(method), strict=True))
-        three = [each for name in CHOOSING if (each := of.get(name)) is not None]
+        three = [each for name in CHOOSING if (each := self._in(name, method)) is not None]
         if len(three) < len(CHOOSING):
             return None
         return across(three), any(each.bounded() for each in three)
+
+    def _in(self, name: str, method: str) -> Speedup | None:
+        """In the run of this name or, if the method is not in it, in that of the other methods."""
+        of = dict(zip((each.run.path.name for each in self.analyses), self.found(method), strict=True))
+        return of.get(name) or of.get(OTHERS + name)
 
     def name(self, method: str) -> str:
         """The method's, for people."""
@@ -54,14 +64,14 @@ class SideBySide:
         """
         names = [analysis.run.path.name for analysis in self.analyses]
         chosen = [names.index(name) for name in CHOOSING if name in names]
-        others = [k for k in range(len(names)) if k not in chosen]
+        others = [k for k in range(len(names)) if k not in chosen and not names[k].startswith(OTHERS)]
         parts = [chosen, *(others[k : k + COLUMNS] for k in range(0, len(others), COLUMNS))]
         return [self._table(part, with_mean=part is chosen) for part in parts if part]
 
     def _table(self, runs: list[int], *, with_mean: bool) -> str:
         rows = [["method", *(self.titles[k] for k in runs)]]
         for method in self.methods:
-            found = [self.found(method)[k] for k in runs]
+            found = [self._in(self.analyses[k].run.path.name, method) for k in runs]
             if any(found):
                 cells = ["" if each is None else _cell(each) for each in found]
                 rows.append([self.name(method), *cells])
@@ -74,8 +84,13 @@ class SideBySide:
 
     def figure(self) -> Figure | None:
         """The same as a forest plot, of the methods and the runs that have to do with the default."""
-        shown = [k for k, analysis in enumerate(self.analyses) if DEFAULT in analysis.speedups]
-        methods = [method for method in self.methods if any(self.found(method)[k] for k in shown)]
+        shown = [
+            k
+            for k, analysis in enumerate(self.analyses)
+            if DEFAULT in analysis.speedups and not analysis.run.path.name.startswith(OTHERS)
+        ]
+        names = [self.analyses[k].run.path.name for k in shown]
+        methods = [method for method in self.methods if any(self._in(name, method) for name in names)]
         if not shown or not methods:
             return None
         means = {method: mean for method in methods if (mean := self.mean(method))}
@@ -84,8 +99,7 @@ class SideBySide:
             titles.append("geometric mean over Fashion-MNIST, CIFAR-10 and IMDB")
         figure, panels = _panels(titles, [self.name(method) for method in methods])
         for row, method in enumerate(methods):
-            found = self.found(method)
-            for axes, each in zip(panels, (found[k] for k in shown), strict=False):
+            for axes, each in zip(panels, (self._in(name, method) for name in names), strict=False):
                 if each is not None:
                     _dot(axes, row, each.overall, each.bounded(), color=style(method).light)
             if method in means:
@@ -93,18 +107,41 @@ class SideBySide:
         return figure
 
 
-def against_baseline(analyses: Sequence[Analysis], titles: Sequence[str], method: str) -> str:
-    """One method against Adam, a row for each run that has it; nothing if none has."""
+def against_baseline(analyses: Sequence[Analysis], titles: Sequence[str], methods: dict[str, str]) -> str:
+    """Some methods against Adam, a row for each run that has one; nothing if none has.
+
+    ``methods`` says of each what is added to the run's title.
+    """
     rows = [
         ["experiment", "seeds", "speedup", "to Adam's final loss", "test error when Adam ended", "in words"]
     ]
     for analysis, title in zip(analyses, titles, strict=True):
-        if method in analysis.speedups:
+        for method in (name for name in methods if name in analysis.speedups):
             clock = analysis.speedups[method]["seconds"]
             error = points(analysis.equal_time["test_error"][method])
             seeds = str(len(analysis.seeds))
-            rows.append([title, seeds, _cell(clock), _cell(clock.last), error, clock.verdict])
+            name = title + methods[method]
+            rows.append([name, seeds, _cell(clock), _cell(clock.last), error, clock.verdict])
     return markdown(rows) if len(rows) > 1 else ""
+
+
+def front_figure(analyses: Sequence[Analysis]) -> Figure | None:
+    """The README's picture: Adam and the default alone, a panel for each run of :data:`FRONT`."""
+    of = {each.run.path.name: each for each in analyses if DEFAULT in each.speedups}
+    shown = [of[name] for name in FRONT if name in of]
+    if not shown:
+        return None
+    figure = Figure(figsize=(9, 2.7), layout="constrained")
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, analysis in zip(panels, shown, strict=True):
+        draw_curves(axes, analysis, "train_loss", "seconds", (analysis.baseline, DEFAULT))
+        clock = analysis.speedups[DEFAULT]["seconds"]
+        found = f"{times(clock)} as fast" if clock.verdict == "faster" else clock.verdict
+        axes.set_title(f"{plain(run_title(analysis), 40)}: {found}", fontsize=8.5, loc="left", color=INK)
+        axes.set_xlabel(X_LABELS["seconds"], color=INK)
+    panels[0].set_ylabel("training loss", color=INK)
+    panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure
 
 
 def _cell(speedup: Speedup) -> str:

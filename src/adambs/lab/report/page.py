@@ -39,6 +39,9 @@ from adambs.lab.report.tuned import how_chosen, is_tuned
 from adambs.lab.runs.records import Line, Run
 from adambs.pages import render
 
+_SHORT = 40
+"""A text of so many characters stands in a card of the size of a picture."""
+
 SWITCHES = {
     "axis": {"seconds": "Seconds", "step": "Steps", "epoch": "Epochs"},
     "metric": {"train_loss": "Loss", "train_error": "Train error", "test_error": "Test error"},
@@ -57,7 +60,8 @@ def write_report(
 ) -> Path:
     """Write ``report.html`` and, unless told not to, ``figures/`` into ``folder``; the path of the report.
 
-    ``sentences`` stand in the place of the runs' headlines in the contents, ``closing`` below everything.
+    ``sentences`` stand in the place of the runs' headlines in the contents, ``closing`` below
+    the table of all runs.
     """
     analyses, empty = analyse_all(runs, baseline)
     folder.mkdir(parents=True, exist_ok=True)
@@ -266,11 +270,15 @@ def _examples(analysis: Analysis) -> Markup:
         at = f"seed {line['seed']}, step {line['step']:,}"
         is_open = "open" if method == opened else ""
         parts.append(fill("details", open=is_open, title=analysis.title(method), at=at, body=body))
-    return fill("examples", methods=join(parts))
+    labelled = any(
+        each.get("label") for line in found.values() for key in groups for each in line.get(key, [])
+    )
+    return fill("examples", methods=join(parts), labelled=labelled)
 
 
 def _cards(examples: list[Line]) -> Markup:
-    kind = " texts" if any("text" in each for each in examples) else ""
+    longest = max((len(str(each.get("text", ""))) for each in examples), default=0)
+    kind = " texts" if longest > _SHORT else ""
     return Markup('<ul class="cards{}">{}</ul>').format(kind, join(map(_card, examples)))
 
 
@@ -282,7 +290,7 @@ def _card(example: Line) -> Markup:
     elif example.get("image"):
         shown = fill("image", address=thumbnail(example["image"]), index=index, label=label)
     said = Markup()
-    if guess is not None:
+    if guess is not None and (guess or label):  # a value has neither
         kind, mark = ("clip", "✓") if guess == label else ("clip wrong", "✗")
         said = Markup('<span class="{}">{} guess: {}</span>').format(kind, mark, guess)
     ratio = number(float(example["ratio"]))

@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+from adambs import __version__
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.experiments.sweep import DEFAULT, is_sweep, sweep_section
 from adambs.lab.report.analysis import Analysis, analyse
 from adambs.lab.report.figures import save, save_figures
-from adambs.lab.report.overview import SideBySide, against_baseline, sweep_figure
+from adambs.lab.report.overview import OTHERS, SideBySide, against_baseline, front_figure, sweep_figure
 from adambs.lab.report.phrases import compared, headline, run_title, warnings_of
 from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
 from adambs.lab.report.tuned import is_tuned, tuned_section
@@ -31,6 +32,13 @@ More on the columns: [docs/reading-a-report.md](../docs/reading-a-report.md).
 
 _ALGORITHM_2 = "adambs-exp3"
 
+# The library's default, and what a row about it adds to the name of the experiment.
+_DEFAULTS = {
+    DEFAULT: "",
+    "adambs-loop": ", the README's loop",
+    "adambs-loop:context=1": ", the README's loop with the classes as context",
+}
+
 
 def write_summary(folder: Path) -> Path:
     """Write RESULTS.md and the figures for every run below ``folder``."""
@@ -48,14 +56,15 @@ def write_summary(folder: Path) -> Path:
         _HEAD.format(folder=folder.name),
         *([notes.read_text()] if notes.exists() else []),
         _against(
-            analyses,
-            DEFAULT,
+            [each for each in analyses if not each.run.path.name.startswith(OTHERS)],
+            _DEFAULTS,
             "The library's default against Adam",
-            "AdamBS as `BanditLoader` and `AdamBS` set it up (method `adambs`).",
+            "AdamBS as `BanditLoader` and `AdamBS` set it up: method `adambs` looks before drawing when that "
+            "pays, the README's loop does not. What was recorded with an older version says so.",
         ),
         _against(
             analyses,
-            _ALGORITHM_2,
+            {_ALGORITHM_2: ""},
             "The paper's Algorithm 2 against Adam",
             "The rule as it is printed (method `adambs-exp3`), which is not the default.",
         ),
@@ -64,6 +73,9 @@ def write_summary(folder: Path) -> Path:
         _side_by_side(analyses, folder / "figures"),
         *([_sweep(sweeps, folder / "figures")] if sweeps else []),
     ]
+    front = front_figure(analyses)
+    if front is not None:
+        save(front, folder / "figures", "front")
     for analysis in analyses:
         save_figures(analysis, folder / "figures", analysis.run.path.name)
         text.append(_section(analysis))
@@ -73,9 +85,16 @@ def write_summary(folder: Path) -> Path:
 
 
 def _title(analysis: Analysis) -> str:
-    """The experiment's, and which seeds if they are others than the first."""
+    """The experiment's, which seeds if others than the first, and which version if an older one."""
     first, last = analysis.seeds[0], analysis.seeds[-1]
-    return run_title(analysis) + (f", seeds {first} to {last}" if first else "")
+    seeds = f", seeds {first} to {last}" if first else ""
+    recorded = _minor(analysis.run.sessions[-1]["machine"].get("adambs", __version__))
+    version = "" if recorded == _minor(__version__) else f", version {recorded}"
+    return run_title(analysis) + seeds + version
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _anchor(heading: str) -> str:
@@ -83,10 +102,10 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _against(analyses: list[Analysis], method: str, heading: str, what: str) -> str:
-    """One method against Adam in all runs that have it, each linked to its section."""
+def _against(analyses: list[Analysis], methods: dict[str, str], heading: str, what: str) -> str:
+    """Some methods against Adam in all runs that have them, each linked to its section."""
     titles = [f"[{_title(analysis)}](#{_anchor(_title(analysis))})" for analysis in analyses]
-    table = against_baseline(analyses, titles, method)
+    table = against_baseline(analyses, titles, methods)
     return f"## {heading}\n\n{what}\n\n{table}\n" if table else ""
 
 

@@ -53,6 +53,12 @@ def _cell(shown: str, small: str = "", *, attributes: str = "") -> Markup:
     return Markup("<td{}>{}{}</td>").format(Markup(attributes), shown, below)
 
 
+def _above_interval(shown: str) -> Markup:
+    """A cell of ``1.55 (1.33 to 1.79)``, the interval on a line of its own: the table is narrower."""
+    value, _, interval = shown.partition(" (")
+    return _cell(value, interval.removesuffix(")"))
+
+
 def _value(estimate: Estimate, metric: str, *, best: bool = False) -> Markup:
     shown, half = value_and_half(estimate, metric)
     return _cell(shown, f"± {half}" if half else "", attributes=" class=best" if best else "")
@@ -146,7 +152,7 @@ def beyond_table(analysis: Analysis) -> Markup:
     for method in (analysis.baseline, *others):
         final = _speedup_cell(analysis, method, analysis.speedups[method]["seconds"].last)
         cells = [final, rise(analysis.steadiness[method]), *_error_cells(analysis, method)]
-        rows.append(_row(analysis, method, map(_cell, cells)))
+        rows.append(_row(analysis, method, map(_above_interval, cells)))
     table = _table(names, [_rows(rows)], "Final loss, steadiness and test error")
     return fill("beyond", baseline=baseline, table=table)
 
@@ -165,7 +171,7 @@ def overall_table(analyses: list[Analysis]) -> Markup:
                 _value(analysis.finals[method][metric], metric) for metric in ("train_loss", "test_error")
             ]
             *numbers, verdict = speed_cells(analysis, method)
-            cells += [*map(_cell, numbers), _cell(verdict, attributes=' class="words"')]
+            cells += [*map(_above_interval, numbers), _cell(verdict, attributes=' class="words"')]
             rows.append(_row(analysis, method, cells))
         link = Markup('<a href="#{}">{}</a>').format(slug, run_title(analysis))
         bodies.append(_body(link, len(names), rows))

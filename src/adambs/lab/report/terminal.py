@@ -45,21 +45,19 @@ class Numbers:
         if options.max_width < NARROW:
             yield from self._blocks()
         else:
-            yield self._table()
+            for title, rows in self.parts:
+                if title:
+                    yield Text(title, style="bold")
+                yield self._table(rows)
         if self.note:
             yield Text(self.note, style="italic")
 
-    def _table(self) -> Table:
+    def _table(self, rows: Iterable[Row]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name in self.head:
             table.add_column(name, justify="left" if name in (self.head[0], self.head[-1]) else "right")
-        for k, (title, rows) in enumerate(self.parts):
-            if title:
-                if k:
-                    table.add_row()
-                table.add_row(Text(title, style="bold"))
-            for row in rows:
-                table.add_row(*map(Text, row))
+        for row in rows:
+            table.add_row(*map(Text, row))
         return table
 
     def _blocks(self) -> RenderResult:
