@@ -99,19 +99,24 @@ def test_random_numbers_differ_between_the_parts_of_a_batch(many):
 
 
 def test_what_one_rank_has_scored_another_trains_on_unchanged(many):
-    looks = len(many[0]["noise"]["scored"])
-    assert looks > 10
-    foreign = 0
-    for k in range(looks):
-        shown = [{tuple(row.tolist()) for row in rank["noise"]["scored"][k]} for rank in many]
-        assert len(set.union(*shown)) == sum(map(len, shown)) == 3 * script.B
-        for rank, own in zip(many, shown, strict=True):
-            place, batch = rank["noise"]["trained_on"][k]
-            assert place == k
+    candidates = adambs.Candidates()
+    looks = [
+        [{tuple(row.tolist()) for row in part} for part in parts]
+        for parts in zip(*(rank["noise"]["scored"] for rank in many), strict=True)
+    ]
+    assert len(looks) > 5
+    for shown in looks:  # all candidates of a look, each scored by one rank
+        total = candidates.ahead * candidates.multiple * script.B
+        assert len(set.union(*shown)) == sum(map(len, shown)) == total
+    batches = foreign = 0
+    for own, rank in enumerate(many):
+        for k, (place, batch) in enumerate(rank["noise"]["trained_on"]):
+            assert place == k // candidates.ahead  # a look serves so many batches
             rows = {tuple(row.tolist()) for row in batch}
-            assert rows <= set.union(*shown)
-            foreign += len(rows - own)
-    assert foreign > looks
+            assert rows <= set.union(*looks[place])
+            batches, foreign = batches + 1, foreign + len(rows - looks[place][own])
+    assert batches > 20 * len(many)
+    assert foreign > batches
 
 
 @pytest.mark.parametrize("name", ["measured_cost", "skipped", "late", "in_flight"])
