@@ -528,8 +528,10 @@ def test_ctrl_c_in_the_demo_ends_its_processes_without_a_word_of_theirs(tmp_path
     """A terminal sends it to all of them, here while they still import."""
     script = tmp_path / "two_lanes.py"
     script.write_text(
-        "from adambs import cli\nfrom adambs.lab.experiments import demo\n"
+        "import signal\nfrom adambs import cli\nfrom adambs.lab.experiments import demo\n"
         "demo.processors = lambda: 2\n"
+        # A shell that runs the tests in the background has it ignored, and that is inherited.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "if __name__ == '__main__':\n    cli.app(['demo', '--out', 'out', '--seeds', '1'])\n"
     )
     running = subprocess.Popen(

@@ -1,8 +1,9 @@
 """Several processes with gloo: what a step costs beyond the model's, replicated and in shards.
 
 A step of the model is a sleep of 20 ms, as if a device did it. What is timed is what the training loop waits
-for: ``update`` (which starts the gathering) and ``draw`` (which waits for it and learns). Processes of their
-own, one for each rank.
+for: ``update``, which starts the gathering; the two halves of the next ``draw``, which waits for what was
+gathered and learns from it, and then draws. The bar is on gathering and learning. Processes of their own, one
+for each rank.
 
 Twice for each n, because an example that is seen for the first time moves further and costs more: beginning
 with nothing seen, where the few steps that are timed are first visits if n is large and not if it is small;
@@ -39,7 +40,7 @@ STEP = 0.020
 PART = 128
 """Examples of each process in a batch."""
 BAR = 0.03
-"""What draw and update may cost of a step with two processes."""
+"""What gathering and learning may cost of a step with two processes."""
 MOST_BYTES, MOST_TIMES = 14, 2
 LATENCY, BANDWIDTH = 20e-6, 10e9
 """Seconds for each exchange between two machines and bytes a second, for the model: assumed, not measured."""
@@ -213,9 +214,10 @@ def _shards(n: int, steps: int) -> dict[str, Any]:
 
 
 def _timed(sampler: adambs.BanditSampler, steps: int, seconds: float) -> dict[str, float]:
-    """Medians in µs of update, of draw, of both, and of the processor's time for both.
+    """Medians in µs, with so long a step of the model between ``update`` and ``draw``.
 
-    With so long a step of the model between them.
+    ``update`` starts the gathering, ``learn`` waits for it and learns, ``draw`` is the rest of the draw;
+    ``gather`` is the first two, ``both`` all three, ``processor`` the processor's time for all three.
     """
     random = np.random.default_rng(dist.get_rank())
     taken = []
@@ -227,15 +229,16 @@ def _timed(sampler: adambs.BanditSampler, steps: int, seconds: float) -> dict[st
         updated = time.perf_counter()
         time.sleep(seconds)
         ready = time.perf_counter()
+        with sampler._lock:
+            sampler._learn_what_is_late()  # as the draw itself would
+        learned = time.perf_counter()
         draw = sampler.draw()
-        taken.append((updated - start, time.perf_counter() - ready, time.thread_time() - busy))
-    both = 1e6 * np.array(taken)
-    return {
-        "update": float(np.median(both[:, 0])),
-        "draw": float(np.median(both[:, 1])),
-        "both": float(np.median(both[:, :2].sum(axis=1))),
-        "processor": float(np.median(both[:, 2])),
-    }
+        drawn = time.perf_counter()
+        taken.append((updated - start, learned - ready, drawn - learned, time.thread_time() - busy))
+    update, learn, rest, processor = 1e6 * np.array(taken).T
+    times = {"update": update, "learn": learn, "draw": rest, "gather": update + learn}
+    times |= {"both": update + learn + rest, "processor": processor}
+    return {name: float(np.median(each)) for name, each in times.items()}
 
 
 def _all_seen(sampler: ShardedSampler) -> None:
@@ -278,17 +281,18 @@ def _measured(result: dict[str, Any]) -> Table:
     made = Table(
         title=f"Several processes, {result['part']} examples each: µs, and shares of a step of 20 ms"
     )
-    for column in ("", "processes", "n", "update", "draw", "of a step", "bar"):
+    for column in ("", "processes", "n", "update", "learn", "draw", "gathered, learned", "and drawn", "bar"):
         made.add_column(column, justify="left" if column in ("", "bar") else "right")
     for row in sorted(result["rows"], key=lambda row: (row["W"], row["kind"], row["seen"], row["n"])):
-        share = row["both"] / (1e6 * result["step"])
         bar = f"at most {BAR:.0%}" if row["W"] == 2 and row["kind"] == "BanditSampler" else ""
-        times = (f"{row['update']:.0f}", f"{row['draw']:.0f}", f"{share:.1%}")
+        times = [f"{row[name]:.0f}" for name in ("update", "learn", "draw")]
+        times += [f"{row[name] / (1e6 * result['step']):.1%}" for name in ("gather", "both")]
         made.add_row(row["kind"] + ", all seen" * row["seen"], str(row["W"]), f"{row['n']:,}", *times, bar)
     least = result["shards"][0]
     for row in result["shards"]:
         bar = f"at most {MOST_BYTES} bytes, {MOST_TIMES} times" if row is not result["shards"][0] else ""
-        times = (f"{row['update']:.0f}", f"{row['draw']:.0f}", f"{row['both'] / least['both']:.2f} times")
+        times = [f"{row[name]:.0f}" for name in ("update", "learn", "draw")]
+        times += ["", f"{row['both'] / least['both']:.2f} times"]
         processor = row["processor"] / least["processor"]
         title = f"all seen, {row['bytes']:.1f} bytes an example, {processor:.2f} times the processor's time"
         made.add_row(title, str(row["W"]), f"{row['n']:,}", *times, bar)
