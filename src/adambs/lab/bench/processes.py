@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,14 @@ PART = 128
 BAR = 0.03
 """What gathering and learning may cost of a step with two processes."""
 MOST_BYTES, MOST_TIMES = 14, 2
+TURNS = 10
+"""In so many parts the steps of a sampler are made, the others' between them."""
 LATENCY, BANDWIDTH = 20e-6, 10e9
 """Seconds for each exchange between two machines and bytes a second, for the model: assumed, not measured."""
+
+Times = tuple[float, float, float, float]
+"""Seconds of a step: of ``update``, which starts the gathering; of waiting for it and learning; of the rest
+of the draw; and of the processor for all three."""
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -173,29 +180,37 @@ def print_measured(rank: int, W: int, folder: str, sizes: list[int], many: list[
     """Measure in this process of W: steps for each of ``sizes``, shards of ``many``. Rank 0 prints JSON."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=W)
-    result = {
-        "rows": [
-            _steps(n, kind, steps, seen=seen)
-            for n in sizes
-            for kind in (BanditSampler, ShardedSampler)
-            for seen in (False, True)
-        ],
-        "shards": [_shards(n, steps) for n in many],
-    }
+    result = {"rows": _steps(sizes, steps), "shards": [_shards(n, steps) for n in many]}
     if rank == 0:
         print(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _steps(n: int, kind: type[BanditSampler], steps: int, *, seen: bool) -> dict[str, Any]:
+def _steps(sizes: list[int], steps: int) -> list[dict[str, Any]]:
+    """A row for each n and kind of sampler. They take turns, so that a busy machine slows all alike."""
     W = dist.get_world_size()
+    kinds: list[type[BanditSampler]] = [BanditSampler, ShardedSampler]
+    cases = list(product(sizes, kinds, (False, True)))
+    samplers = [_sampler(n, kind, PART * W, seen=seen) for n, kind, seen in cases]
+    taken: list[list[Times]] = [[] for _ in cases]
+    for _ in range(TURNS):
+        for sampler, own in zip(samplers, taken, strict=True):
+            own += _timed(sampler, steps // TURNS, STEP)
+    return [
+        {"W": W, "n": n, "kind": kind.__name__, "seen": seen, **_medians(own)}
+        for (n, kind, seen), own in zip(cases, taken, strict=True)
+    ]
+
+
+def _sampler(n: int, kind: type[BanditSampler], batch_size: int, *, seen: bool) -> BanditSampler:
+    """One that has made some steps, so that kernels are compiled, or read from their cache."""
     options: dict[str, Any] = {"initial_weights": _seen(n)} if seen and kind is BanditSampler else {}
-    sampler = kind(n, PART * W, gate=0.0, **options)
+    sampler = kind(n, batch_size, gate=0.0, **options)
     if seen and isinstance(sampler, ShardedSampler):
         _all_seen(sampler)
-    _timed(sampler, 10, 0.0)  # kernels are compiled, or read from their cache
-    return {"W": W, "n": n, "kind": kind.__name__, "seen": seen, **_timed(sampler, steps, STEP)}
+    _timed(sampler, 10, 0.0)
+    return sampler
 
 
 def _shards(n: int, steps: int) -> dict[str, Any]:
@@ -206,21 +221,17 @@ def _shards(n: int, steps: int) -> dict[str, Any]:
     sampler = ShardedSampler(n, PART * W, gate=0.0)
     built = time.perf_counter() - start
     _all_seen(sampler)
-    took = _timed(sampler, steps, 0.0)
+    took = _medians(_timed(sampler, steps, 0.0))
     now = scale._memory()[0]
     grown = torch.tensor([0.0 if now is None or before is None else now - before], dtype=torch.float64)
     dist.all_reduce(grown)
     return {"W": W, "n": n, "construction": built, "bytes": grown.item() / n, **took}
 
 
-def _timed(sampler: adambs.BanditSampler, steps: int, seconds: float) -> dict[str, float]:
-    """Medians in µs, with so long a step of the model between ``update`` and ``draw``.
-
-    ``update`` starts the gathering, ``learn`` waits for it and learns, ``draw`` is the rest of the draw;
-    ``gather`` is the first two, ``both`` all three, ``processor`` the processor's time for all three.
-    """
+def _timed(sampler: adambs.BanditSampler, steps: int, seconds: float) -> list[Times]:
+    """What each step took, with so long a step of the model between ``update`` and ``draw``."""
     random = np.random.default_rng(dist.get_rank())
-    taken = []
+    taken: list[Times] = []
     draw = sampler.draw()
     for _ in range(steps):
         scores = rules.scores_of(draw, random)
@@ -235,9 +246,15 @@ def _timed(sampler: adambs.BanditSampler, steps: int, seconds: float) -> dict[st
         draw = sampler.draw()
         drawn = time.perf_counter()
         taken.append((updated - start, learned - ready, drawn - learned, time.thread_time() - busy))
-    update, learn, rest, processor = 1e6 * np.array(taken).T
-    times = {"update": update, "learn": learn, "draw": rest, "gather": update + learn}
-    times |= {"both": update + learn + rest, "processor": processor}
+    sampler.update(draw, rules.scores_of(draw, random))
+    return taken
+
+
+def _medians(taken: list[Times]) -> dict[str, float]:
+    """In µs. ``gather`` is update and learn together, ``both`` all three."""
+    update, learn, draw, processor = 1e6 * np.array(taken).T
+    times = {"update": update, "learn": learn, "draw": draw, "gather": update + learn}
+    times |= {"both": update + learn + draw, "processor": processor}
     return {name: float(np.median(each)) for name, each in times.items()}
 
 
