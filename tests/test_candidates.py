@@ -327,6 +327,8 @@ def test_a_window_resumes_to_the_bit_in_its_middle(gate):
         {"choices": [[positions, ratios]]},
         {"choices": [[positions[1:], ratios, p_ratios]]},
         {"choices": [[positions, [0.0] * 6, p_ratios]]},
+        {"choices": [[positions, [5e-324, *ratios[1:]], p_ratios]]},
+        {"choices": [[positions, ratios, [1e300, *p_ratios[1:]]]]},
         {"choices": [[[0.5] * 6, ratios, p_ratios]]},
         {"epoch": -1},
     ):

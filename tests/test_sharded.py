@@ -58,6 +58,19 @@ def test_p_in_shards_is_p(lengths, stratified):
     assert draw.weights.max() > 2 * draw.weights.min()
 
 
+def test_nothing_that_is_done_to_a_draw_reaches_the_sampler():
+    sampler = adambs.ShardedSampler([30, 100, 70], B, gate=0.0)
+    taught(sampler, 5)
+    untouched = copy.deepcopy(sampler)
+    draw = sampler.draw()
+    for array in (draw.own, draw.counts, draw.indices, draw.weights):
+        array += 50_000_000
+    same_draw = untouched.draw()
+    for each, drawn in ((sampler, draw), (untouched, same_draw)):
+        each.update(drawn, np.linspace(0.1, 1, B))
+    assert same(sampler.state_dict(), untouched.state_dict())
+
+
 @pytest.mark.parametrize("stratified", [False, True])
 def test_draws_follow_p(stratified):
     """Each example as often as p says, and how many a shard gets varies as it should."""

@@ -258,11 +258,7 @@ class Draw:
         lists = {name: _check.numbers(state, name, length=batch_size, path="a draw") for name in names[4:]}
         if not all(type(j) is int and 0 <= j < n for j in state["indices"]):
             raise ValueError(f"a draw of the state has indices outside the data set of {n}")
-        ratios = (*lists["ratios"], *lists["p_ratios"])
-        if min(ratios) < _NEVER_DRAWN or max(ratios) > 1 / _NEVER_DRAWN:
-            raise ValueError(
-                f"a draw of the state has ratios from {min(ratios):g} to {max(ratios):g}: nobody draws those"
-            )
+        refuse_impossible("a draw", lists["ratios"] + lists["p_ratios"])
         return cls(
             _check.count(state, "number", path="a draw"),
             np.array(state["indices"], np.int64),
@@ -326,6 +322,14 @@ class _Cut(NamedTuple):
     mean_weight: float
     """Of the whole draw, before its weights are divided by it."""
     whole: Draw | None
+
+
+def refuse_impossible(what: str, ratios: list[float]) -> None:
+    """Raise if some of these ratios of a state, n times a probability, cannot come from any draw."""
+    if min(ratios) < _NEVER_DRAWN or max(ratios) > 1 / _NEVER_DRAWN:
+        raise ValueError(
+            f"{what} of the state has ratios from {min(ratios):g} to {max(ratios):g}: nobody draws those"
+        )
 
 
 def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | None = None) -> Draw:

@@ -27,6 +27,7 @@ from adambs.gathering import HEADER, Gathering, Message, Parts, digested, on_cpu
 _MOST_LENGTHS = 8
 
 _CPU = torch.device("cpu")
+_AVAILABLE = dist.is_available()
 
 
 class Group:
@@ -175,37 +176,54 @@ class Processes:
                 "out for the default group"
             )
         self._wanted = wanted
+        self._lost = False  # whether a group was given that did not travel with a pickle
+        self._world: Any = None  # the default group that there was when one was looked for
         self.group: Group | None = None
-        self.settled = wanted is False
-        """Whether the group was looked for, and its processes have agreed."""
+        self._settled = wanted is False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the group was looked for, and its processes have agreed. Asked at every draw.
+
+        A default group that has come since then is to be looked at.
+        """
+        if self._settled and self.group is None and self._wanted is None:
+            return _default_group() is self._world
+        return self._settled
 
     def unsettle(self, *, loaded: bool) -> None:
         """Look for a group again, at an epoch's begin; or compare again, after a state was ``loaded``."""
         if self._wanted is not False and (loaded or self.group is None):
-            self.settled = False
+            self._settled = False
 
     def found(self) -> Group | None:
         """The group of several processes that there is now."""
-        if self._wanted is False or not (dist.is_available() and dist.is_initialized()):
+        if self._wanted is False or _default_group() is None:
             return None
+        if self._lost:
+            raise RuntimeError(
+                "the sampler was built with group=... and then pickled, and groups do not travel: build it "
+                "here with its group, and load its state"
+            )
         group = Group(dist.group.WORLD if self._wanted is None else self._wanted)
         return group if group.size > 1 else None
 
     def settle(self, batch_size: int, entries: Callable[[], Mapping[str, str]]) -> None:
         """Find the group, and make sure that all of it are alike. Errors are the same on all ranks."""
         if self.group is None:
+            self._world = _default_group()
             group = self.found()
             refuse_empty_parts(batch_size, 1 if group is None else group.size)
             self.group = group
         if self.group is not None:
             self.group.digest = 0
             self.group.agree(entries())
-        self.settled = True
+        self._settled = True
 
     def left_alone(self) -> int:
         """How many processes were started that have no group to share draws through; 0 if all is well."""
         size = os.environ.get("WORLD_SIZE", "")
-        lonely = self._wanted is None and not (dist.is_available() and dist.is_initialized())
+        lonely = self._wanted is None and _default_group() is None
         return int(size) if lonely and size.isdecimal() and int(size) > 1 else 0
 
     def handed_out(self, draw: Draw) -> Draw:
@@ -243,9 +261,22 @@ class Processes:
         return value if self.group is None else self.group.first(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy finds its group anew: groups do not travel."""
-        wanted = False if self._wanted is False else None
-        return {"_wanted": wanted, "group": None, "settled": wanted is False}
+        """A copy finds its group anew. One that was given does not travel, and that is told."""
+        given = self._wanted not in (None, False)
+        wanted = None if given else self._wanted
+        kept = {"_wanted": wanted, "_lost": given or self._lost, "_world": None, "group": None}
+        return {**kept, "_settled": wanted is False}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
+        """In the same process a group that was given is the copy's, too."""
+        new = type(self).__new__(type(self))
+        new.__dict__.update(self.__getstate__() | {"_wanted": self._wanted, "_lost": self._lost})
+        return new
+
+
+def _default_group() -> Any:
+    """That of ``torch.distributed``, if there is one now."""
+    return dist.group.WORLD if _AVAILABLE else None
 
 
 def refuse_empty_parts(batch_size: int, processes: int) -> None:

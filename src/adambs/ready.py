@@ -8,6 +8,7 @@ import numpy as np
 from adambs import _check
 from adambs._types import Floats, Indices, State
 from adambs.candidates import choose
+from adambs.draw import refuse_impossible
 from adambs.epochs import Epoch
 from adambs.proposals import RandomStream, Window
 
@@ -83,9 +84,8 @@ class Ready:
             named = dict(zip(_NAMES, values, strict=True))
             lists = [_check.numbers(named, name, length=self._batch_size, path="a choice") for name in _NAMES]
             positions = _whole(named, "positions", len(candidates))
+            refuse_impossible("a choice", lists[1] + lists[2])
             ratios, p_ratios = np.array(lists[1]), np.array(lists[2])
-            if min(ratios.min(), p_ratios.min()) <= 0:
-                raise ValueError("a choice of the state has a ratio of zero: nobody draws that")
             new.choices.append(Choice(positions, ratios, p_ratios))
         return new
 

@@ -166,10 +166,10 @@ class ShardedSampler(BanditSampler):
         if not len(indices):
             indices, ratios, p_ratios = np.array([self.start]), np.array([np.inf]), np.ones(1)
         draw = ShardedDraw(number, indices, ratios, self.n, p_ratios=p_ratios)
-        draw.counts, draw.drawn, draw.group_ratios, draw.lesson = counts, drawn, group_ratios, None
-        draw.sizes = self.sizes(counts)
+        draw._counts, draw._drawn, draw._group_ratios, draw._lesson = counts, drawn, group_ratios, None
+        draw._sizes = self.sizes(counts)
         if self.processes.size > 1:
-            before = sum(draw.sizes[: self.processes.rank])
+            before = sum(draw._sizes[: self.processes.rank])
             draw._cut = _Cut(before, self.processes.size / self.batch_size, 1.0, None)
         return draw
 
@@ -202,15 +202,15 @@ class ShardedSampler(BanditSampler):
 
     def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
         assert isinstance(draw, ShardedDraw)
-        lesson = draw.lesson or Lesson(scores, self.rule.beside(draw.own, draw.drawn, draw.counts))
-        draw.lesson = None
-        ratios = lesson.ratios(draw.group_ratios)
+        lesson = draw._lesson or Lesson(scores, self.rule.beside(draw._own, draw._drawn, draw._counts))
+        draw._lesson = None
+        ratios = lesson.ratios(draw._group_ratios)
         self.counters.updates += 1
         self.counters.trained.add(ratios, lesson.scores)
         self.candidates.scatter.add(ratios, lesson.scores)
         if self.gate.threshold > 0:
             self.gate.learn(ratios, self.rule.group_ratios[lesson.groups], lesson.scores)
-        self.rule.learn(lesson, draw.counts, draw.own)
+        self.rule.learn(lesson, draw._counts, draw._own)
         self.counters.scores += len(lesson.scores)
         self.mistakes.feedback(draw, lesson.scores, by_number=by_number)
         for observer in self.observers:

@@ -30,23 +30,33 @@ class ShardedDraw(Draw):
     the step. That example's score teaches nothing.
     """
 
-    __slots__ = ("counts", "drawn", "group_ratios", "lesson", "sizes")
+    __slots__ = ("_counts", "_drawn", "_group_ratios", "_lesson", "_sizes")
 
-    counts: Indices
+    _counts: Indices
     """How many the batch has of each shard, of all processes."""
-    drawn: Bytes
+    _drawn: Bytes
     """The group that each example was drawn from."""
-    group_ratios: Floats
+    _group_ratios: Floats
     """The ratio of each group at the time of drawing."""
-    sizes: list[int]
+    _sizes: list[int]
     """How many the batch has of each process."""
-    lesson: Lesson | None
+    _lesson: Lesson | None
     """The scores of all processes, when they have arrived."""
 
     @property
-    def own(self) -> Indices:
+    def _own(self) -> Indices:
         """The examples that were drawn here."""
-        return self._indices[: len(self.drawn)]
+        return self._indices[: len(self._drawn)]
+
+    @property
+    def own(self) -> Indices:
+        """The examples that were drawn here. A copy."""
+        return self._own.copy()
+
+    @property
+    def counts(self) -> Indices:
+        """How many the batch has of each shard, of all processes. A copy."""
+        return self._counts.copy()
 
     def same_as(self, other: Draw) -> bool:
         """Whether ``other`` is this draw or a copy of it."""
@@ -58,7 +68,7 @@ class ShardedDraw(Draw):
 
     def to_list(self) -> list[Any]:
         """What all processes know of it, as plain numbers."""
-        return [self.number, self.counts.tolist(), self.group_ratios.tolist()]
+        return [self.number, self._counts.tolist(), self._group_ratios.tolist()]
 
 
 class GatheredInShards(Policy):
@@ -72,13 +82,13 @@ class GatheredInShards(Policy):
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """The gathering is started; the shape of this process's part is checked."""
         found: Any = awaited.find(draw)
-        own = len(found.own)
+        own = len(found._own)
         if not own:  # the score of the example of weight zero is not sent
             scores = scores if isinstance(scores, torch.Tensor) else np.asarray(scores)
             if scores.shape != (len(found),):
                 raise ValueError(f"scores must have shape ({len(found)},), not {tuple(scores.shape)}")
             scores = scores[:0]  # on the device that the others gather on
-        sizes = found.sizes
+        sizes = found._sizes
         parts = Parts.of(sizes, self._room(max(sizes)))
         gathering = self._group.gather(
             "an update",
@@ -87,14 +97,14 @@ class GatheredInShards(Policy):
             number=found.number,
             draws=awaited.following,
             skipped=skipped,
-            beside=self._sampler.rule.beside(found.own, found.drawn, found.counts),
+            beside=self._sampler.rule.beside(found._own, found._drawn, found._counts),
         )
 
         def fetch() -> tuple[Any, Any]:
             values = gathering.wait()
             if not gathering.skipped:
                 _refuse_bad(values, sizes, found.number)
-                found.lesson = Lesson(values, gathering.beside())
+                found._lesson = Lesson(values, gathering.beside())
             start = sum(sizes[: self._group.rank])
             return found, values[start : start + own] if own else np.zeros(len(found))
 
@@ -151,7 +161,7 @@ class ShardedProcesses(Processes):
     def handed_out(self, draw: Draw) -> Draw:
         """The draw as it is; what all know of it goes into the digest that is compared."""
         if self.group is not None and isinstance(draw, ShardedDraw):
-            for array in (draw.counts, draw.group_ratios):
+            for array in (draw._counts, draw._group_ratios):
                 self.group.digest = zlib.crc32(array.tobytes(), self.group.digest)
         return draw
 
@@ -182,8 +192,8 @@ class ShardedEpochs(Epochs):
             assert isinstance(draw, ShardedDraw)
             done = 0
             for v in self._sampler.rule.owned:
-                here = slice(done, done + int(draw.counts[v]))
-                shards[str(v)].append([draw.own[here].tolist(), draw.drawn[here].tolist()])
+                here = slice(done, done + int(draw._counts[v]))
+                shards[str(v)].append([draw._own[here].tolist(), draw._drawn[here].tolist()])
                 done = here.stop
         return {**self.shared_state(), "shards": shards}
 
