@@ -119,14 +119,37 @@ def test_a_saved_history_is_inspected_from_the_command_line(tmp_path):
     torch.save(history_of().state_dict(), tmp_path / "mine.pt")
     found = CliRunner().invoke(cli.app, ["inspect", str(tmp_path / "mine.pt"), "--k", "4"])
     assert found.exit_code == 0, found.output
-    assert "No data were given" in (tmp_path / "inspect.html").read_text("utf-8")
+    assert "No labels were given" in (tmp_path / "inspect.html").read_text("utf-8")
     assert inspection.load(tmp_path / "mine.pt").with_losses
+
+
+def test_ones_own_labels_and_texts_are_shown(tmp_path):
+    torch.save({"history": history_of().state_dict(), "sampler": {}}, tmp_path / "run.pt")
+    (tmp_path / "labels.txt").write_text("cat\n<b>dog</b>\nbird\n" * 20)
+    (tmp_path / "texts.txt").write_text("".join(f"text number {j}\n" for j in range(60)))
+    words = ["inspect", str(tmp_path / "run.pt"), "--labels", str(tmp_path / "labels.txt")]
+    found = CliRunner().invoke(cli.app, [*words, "--texts", str(tmp_path / "texts.txt"), "--k", "4"])
+    assert found.exit_code == 0, found.output
+    page = Page((tmp_path / "inspect.html").read_text("utf-8"))
+    shown = " ".join(page.texts)
+    assert "text number 5" in shown  # the one that stands out
+    assert "<b>dog</b>" in shown
+    (tmp_path / "labels.txt").write_text("cat\n")
+    with pytest.raises(ValueError, match="has 1 lines and the history 60 examples"):
+        CliRunner().invoke(cli.app, words, catch_exceptions=False)
 
 
 def test_what_is_no_history_is_refused(tmp_path):
     (tmp_path / "text.pt").write_text("no history")
-    with pytest.raises(ValueError, match="holds no history"):
+    with pytest.raises(ValueError, match=r"is no file of torch\.save") as told:
         inspection.load(tmp_path / "text.pt")
+    assert "weights_only" not in str(told.value)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="holds no history: save it with"):
+        inspection.load(tmp_path / "model.pt")
+    torch.save({**history_of().state_dict(), "n": -1}, tmp_path / "damaged.pt")
+    with pytest.raises(ValueError, match="damaged history"):
+        inspection.load(tmp_path / "damaged.pt")
     with pytest.raises(ValueError, match="cannot be read"):
         inspection.load(tmp_path / "missing.pt")
     with pytest.raises(ValueError, match="has no history"):
@@ -150,6 +173,28 @@ def test_a_run_with_a_history_is_inspected_with_its_pictures(tmp_path):
     assert page.tags.count("img") == 6
 
 
+@pytest.mark.parametrize(
+    "experiment", [["digits", "--long-tail", "10", "--epochs", "1"], ["photograph", "--epochs", "0.1"]]
+)
+def test_runs_with_long_tails_and_without_classes_are_inspected(tmp_path, experiment):
+    options = [
+        "--methods",
+        "adam,adambs-loop",
+        "--seeds",
+        "1",
+        "--slices",
+        "2",
+        "--threads",
+        "1",
+        "--history",
+    ]
+    run = CliRunner()
+    found = run.invoke(cli.app, ["reproduce", *experiment, *options, "--out", str(tmp_path / "run")])
+    assert found.exit_code == 0, found.output
+    found = run.invoke(cli.app, ["inspect", str(tmp_path / "run"), "--k", "3"])
+    assert found.exit_code == 0, found.output
+
+
 def test_the_template_runs_and_a_file_that_lacks_something_is_refused(tmp_path):
     run = CliRunner()
     (tmp_path / "mine.py").write_text(run.invoke(cli.app, ["probe", "--template"]).output)
@@ -159,10 +204,19 @@ def test_the_template_runs_and_a_file_that_lacks_something_is_refused(tmp_path):
     assert "verdict" in found.output
     assert json.loads((tmp_path / "a.json").read_text())["batch_size"] == 32
     (tmp_path / "less.py").write_text("model = 1")
+    (tmp_path / "divides.py").write_text("model = 1\ntrain = 1 / 0\n")
+    (tmp_path / "syntax.py").write_text("model = = 1\n")
+    (tmp_path / "stream.py").write_text(
+        "import torch\nmodel, loss = torch.nn.Linear(2, 2), torch.nn.functional.cross_entropy\n"
+        "train, batch_size = iter([1, 2]), 2\n"
+    )
     for arguments, words in (
         ([str(tmp_path / "less.py")], "does not define train, loss, batch_size"),
         ([], "takes a FILE or --experiment"),
         ([str(tmp_path / "none.py")], "is no file"),
+        ([str(tmp_path / "divides.py")], r"divides\.py, line 2: ZeroDivisionError"),
+        ([str(tmp_path / "syntax.py")], r"syntax\.py, line 1: SyntaxError"),
+        ([str(tmp_path / "stream.py")], "map-style"),
     ):
         with pytest.raises(ValueError, match=words):
             run.invoke(cli.app, ["probe", *arguments], catch_exceptions=False)
@@ -225,3 +279,8 @@ def test_confused_labels_depend_on_the_example():
 def test_bad_cases_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         mislabelled.Case("digits", **wrong)
+
+
+def test_values_have_no_labels_to_change(tmp_path):
+    with pytest.raises(ValueError, match="fits values, not classes"):
+        mislabelled.run(mislabelled.Case("photograph"), tmp_path)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from adambs.lab.report import analysis
 from adambs.lab.runs import records
 from adambs.probing import measures
 from adambs.probing.answer import CONTEXT, DOUBT, EXPONENT, LOOK, PLAIN, SCATTER, UNKNOWN, USE, WIDTH
+from adambs.probing.problem import Problem
 from adambs.proposals import Passes
 
 
@@ -307,6 +309,28 @@ def test_known_losses(loss, targets):
     assert answer.possible >= 1
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]), reduction="none"),
+        nn.CrossEntropyLoss(ignore_index=1, reduction="none"),
+        nn.CrossEntropyLoss(label_smoothing=0.2, reduction="none"),
+        nn.MultiMarginLoss(reduction="none"),
+    ],
+)
+def test_modules_with_options_are_the_losses_that_they_are(loss):
+    """The panel's losses and scores are the module's: its own values, and the gradient at each output."""
+    x, y = torch.randn(60, 6), torch.arange(60) % 3
+    problem = Problem(
+        net := small_net(), TensorDataset(x, y), loss, 10, lr=1e-3, optimizer=None, collate_fn=None, seed=0
+    )
+    losses, norms, _ = problem.evaluated(np.arange(60), 25)
+    z = net(x).detach().requires_grad_()
+    np.testing.assert_allclose(losses, loss(z, y).detach(), rtol=1e-5)
+    [gradient] = torch.autograd.grad(loss(z, y).sum(), z)
+    np.testing.assert_allclose(norms, gradient.norm(dim=1), rtol=1e-5, atol=1e-7)
+
+
 def test_ctrl_c_returns_what_there_is():
     def stop(share, words):
         if words == "8 steps":
@@ -350,6 +374,11 @@ def test_ctrl_c_before_anything_was_measured_is_said(tmp_path):
         ({"seconds": 0}, ValueError, "seconds must be positive"),
         ({"lr": -1}, ValueError, "lr must be positive"),
         ({"optimizer": "adam"}, TypeError, "must be a torch.optim.Optimizer"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters())}, ValueError, "none of the model's"),
+        ({"loss": F.nll_loss}, TypeError, "give its module"),
+        ({"loss": partial(F.cross_entropy, label_smoothing=0.1)}, TypeError, "give its module"),
+        ({"schedule": 3}, TypeError, "schedule must be a function"),
+        ({"contexts": [1, 2]}, TypeError, "contexts must be a dict"),
         ({"contexts": {"c": [1, 2]}}, ValueError, r"contexts\['c'\] must be 200 whole numbers"),
         ({"train": Words()}, TypeError, "must be a pair"),
         ({"epochs": 0}, ValueError, "epochs must be positive"),

@@ -295,15 +295,21 @@ def inspect(
         Path | None, typer.Option(metavar="FILE", help="HTML page; inspect.html beside it if not given.")
     ] = None,
     experiment: Annotated[
-        str | None, typer.Option(help="Whose pictures or texts to show, for a saved history.")
+        str | None, typer.Option(help="Of the lab, whose pictures or texts to show with a saved history.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Classes of your own data, a line for each example.")
+    ] = None,
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Texts of your own data, a line for each example.")
     ] = None,
     k: Annotated[int, typer.Option(help="How many suspects to show.", min=1)] = 60,
     data: DataFolder = None,
 ) -> None:
-    """Show what a training has seen of each example. A page: hard, rare or mislabelled, and easy ones."""
+    """Show what a training has seen of each example. A page: what is hard, rare or mislabelled."""
     from adambs.lab.insight import inspection
 
-    page = inspection.inspect(what, out, experiment=experiment, k=k, folder=data)
+    page = inspection.inspect(what, out, experiment=experiment, labels=labels, texts=texts, k=k, folder=data)
     console.print(f"Written: [bold]{page.resolve()}[/bold]")
 
 

@@ -84,6 +84,12 @@ def probe(
     """
     limit, planned = _check.positive("seconds", seconds), _check.positive("epochs", epochs)
     _check.whole("seed", seed, least=0)
+    if schedule is not None and not callable(schedule):
+        raise TypeError(f"schedule must be a function from the share that is done, not {schedule!r}")
+    if contexts is not None and not isinstance(contexts, Mapping):
+        raise TypeError(
+            f"contexts must be a dict from names to arrays of n whole numbers, not {type(contexts).__name__}"
+        )
     problem, plain = (
         Problem(model, train, loss, batch_size, lr=lr, optimizer=optimizer, collate_fn=collate_fn, seed=seed)
         for _ in range(2)

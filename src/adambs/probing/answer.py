@@ -211,7 +211,7 @@ class Answer:
                     f"{self.planned:,.0f} are too few. Give it more seconds."
                 )
             case "look before drawing":
-                return f"Look before drawing: {sampler}, and BanditLoader(..., score=...) as in the README."
+                return f"Look before drawing: {sampler}, and BanditLoader(..., score=...); see its docs."
             case "give it a context":
                 return (
                     f"Give it a context: {self.best_context} tells scores apart before memory can; "

@@ -1,6 +1,7 @@
 """What a probe is asked about: a model, a data set, and how a batch of it becomes losses and scores."""
 
 import copy
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from adambs.fetching import Fetcher
 
 Loss = Callable[..., Any]
 
+Known = tuple[Loss, Loss | None]
+"""(outputs, targets) -> one loss an example, and the closed form of its score if there is one."""
+
 
 def _sigmoid(logits: Tensor, target: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, target.to(logits), reduction="none")
@@ -29,8 +33,7 @@ def _rows(losses: Tensor) -> Tensor:
     return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 
 
-# (outputs, targets) -> one loss an example, and the closed form of its score.
-_KNOWN: dict[Any, tuple[Loss, Loss]] = {
+_KNOWN: dict[Any, Known] = {
     F.cross_entropy: (lambda z, y: F.cross_entropy(z, y, reduction="none"), scores.cross_entropy),
     F.binary_cross_entropy_with_logits: (lambda z, y: _rows(_sigmoid(z, y)), _sigmoid_scores),
     F.mse_loss: (lambda z, y: _rows(F.mse_loss(z, y, reduction="none")), scores.mse_loss),
@@ -46,10 +49,10 @@ class Problem:
     """A model with its own copy of everything that training changes, and the losses of its batches.
 
     Args:
-        loss: ``F.cross_entropy``, ``F.binary_cross_entropy_with_logits`` or ``F.mse_loss`` (or the modules of
-            the same name with ``reduction="none"``) for batches ``(x, y)``; or ``loss(model, batch)``, which
-            returns one loss for each example, or a pair of losses and scores (or a function of no arguments
-            that returns the scores: then their cost is told apart).
+        loss: ``F.cross_entropy``, ``F.binary_cross_entropy_with_logits`` or ``F.mse_loss``, or one of torch's
+            modules such as ``nn.CrossEntropyLoss(weight=..., reduction="none")``, for batches ``(x, y)``; or
+            ``loss(model, batch)``, which returns one loss for each example, or a pair of losses and scores
+            (or a function of no arguments that returns the scores: then their cost is told apart).
     """
 
     def __init__(
@@ -95,6 +98,11 @@ class Problem:
             )
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if optimizer is not None and not _trains(optimizer, model):
+            raise ValueError(
+                "optimizer has none of the model's parameters that are trained: give the one that was built "
+                "with model.parameters(), of this very model"
+            )
         self.loss = loss
         # Copied together, the optimizer's copy refers to the parameters of the model's.
         self.model, copied = copy.deepcopy((model, optimizer))
@@ -127,28 +135,16 @@ class Problem:
             output, score = self.model(x), self._known[1]
             losses = self._known[0](output, y)
             _check.losses(losses, K)
+            if score is None:
+                return losses, lambda: _norms(losses, output, K)
             return losses, lambda: score(output.detach(), y).detach()
         self._output = None
         found = self.loss(self.model, batch)
         losses, given = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         _check.losses(losses, K)
         if given is None:
-            return losses, lambda: self._norms(losses, K)
+            return losses, lambda: _norms(losses, self._output, K)
         return losses, lambda: (given if isinstance(given, Tensor) else given()).detach()
-
-    def _norms(self, losses: Tensor, K: int) -> Tensor:
-        """The norm of each example's gradient at the model's output, for a loss that is not known."""
-        output = self._output
-        if output is None or output.ndim == 0 or len(output) != K or not output.requires_grad:
-            raise ValueError(
-                "scores are not known for this loss: the model's output must be one tensor with a row for "
-                "each example; else let loss(model, batch) return a pair, losses and scores"
-            )
-        [gradient] = torch.autograd.grad(losses.sum(), output, retain_graph=True)
-        norms: Tensor = torch.linalg.vector_norm(
-            gradient.flatten(1) if gradient.ndim > 1 else gradient[:, None], dim=1
-        )
-        return norms
 
     def evaluated(self, indices: Indices, size: int) -> tuple[Floats, Floats, list[float]]:
         """The present losses and scores of some examples, without dropout, ``size`` at a time.
@@ -159,7 +155,7 @@ class Problem:
         found, seconds = [], []
         for start in range(0, len(indices), size):
             part, before = indices[start : start + size], time.perf_counter()
-            with torch.set_grad_enabled(self._known is None):
+            with torch.set_grad_enabled(self._known is None or self._known[1] is None):
                 losses, scores = self.losses(self.batch(part), len(part))
                 pair = torch.stack([losses.detach().double(), scores().double()])
             found.append(pair.cpu())
@@ -185,21 +181,59 @@ class Problem:
         return None
 
 
-def _known(loss: Any) -> tuple[Loss, Loss] | None:
-    for kind, function in _MODULES.items():
-        if type(loss) is kind:
-            if loss.reduction != "none":
-                raise ValueError(
-                    f'loss is reduced already ({loss.reduction}): give {kind.__name__}(reduction="none"), '
-                    "for a probe needs the loss of each example"
-                )
-            if getattr(loss, "weight", None) is not None or getattr(loss, "label_smoothing", 0.0) != 0.0:
-                return None
+def _trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    """Whether the optimizer has any parameter of the model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(parameter.requires_grad and id(parameter) in held for parameter in model.parameters())
+
+
+def _norms(losses: Tensor, output: Tensor | None, K: int) -> Tensor:
+    """The norm of each example's gradient at the model's output, for a loss without a closed form."""
+    if output is None or output.ndim == 0 or len(output) != K or not output.requires_grad:
+        raise ValueError(
+            "scores are not known for this loss: the model's output must be one tensor with a row for "
+            "each example; else let loss(model, batch) return a pair, losses and scores"
+        )
+    [gradient] = torch.autograd.grad(losses.sum(), output, retain_graph=True)
+    norms: Tensor = torch.linalg.vector_norm(
+        gradient.flatten(1) if gradient.ndim > 1 else gradient[:, None], dim=1
+    )
+    return norms
+
+
+def _known(loss: Any) -> Known | None:
+    """What to do with one of torch's losses; None if it is a function of the user's."""
+    if isinstance(loss, nn.modules.loss._Loss):
+        if loss.reduction != "none":
+            raise ValueError(
+                f'loss is reduced already ({loss.reduction}): give {type(loss).__name__}(reduction="none"), '
+                "for a probe needs the loss of each example"
+            )
+        function = _MODULES.get(type(loss))
+        if function is not None and _plain(loss):
             return _KNOWN[function]
-    try:
-        return _KNOWN.get(loss)
-    except TypeError:  # not hashable, so none of ours
-        return None
+        return (lambda z, y: _rows(loss(z, y))), None
+    for function, known in _KNOWN.items():
+        if loss is function:
+            return known
+    bare = loss.func if isinstance(loss, functools.partial) else loss
+    if getattr(bare, "__module__", None) == F.__name__:
+        raise TypeError(
+            f"loss must be F.cross_entropy or another known loss, without options, not {loss!r}: give its "
+            'module, such as nn.CrossEntropyLoss(weight=..., reduction="none"), or a function '
+            "loss(model, batch)"
+        )
+    return None
+
+
+def _plain(loss: nn.Module) -> bool:
+    """Whether it has no option that changes the loss."""
+    return (
+        getattr(loss, "weight", None) is None
+        and getattr(loss, "pos_weight", None) is None
+        and getattr(loss, "label_smoothing", 0.0) == 0.0
+        and getattr(loss, "ignore_index", -100) == -100
+    )
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

@@ -37,16 +37,34 @@ _COLOURS = [
 
 
 def load(path: Path) -> adambs.History:
-    """A history from ``torch.save(history.state_dict(), file)``."""
+    """A history from ``torch.save(history.state_dict(), file)``, or from a dict with it as ``"history"``."""
     try:
         state = torch.load(path, weights_only=True)
-        history = adambs.History(state["n"], learned=state["learned"], with_losses=state["with_losses"])
-        history.load_state_dict(state)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # whatever torch.load says of a file that is none of its own
-        raise ValueError(f"{path} holds no history: {error}") from error
+    except Exception:  # torch would advise to load it without care
+        raise ValueError(f"{path} is no file of torch.save, or holds more than tensors and numbers") from None
+    if isinstance(state, dict) and isinstance(state.get("history"), dict):
+        state = state["history"]
+    if not isinstance(state, dict) or not {"n", "learned", "with_losses"} <= state.keys():
+        raise ValueError(
+            f"{path} holds no history: save it with torch.save(history.state_dict(), file), or in a dict as "
+            '"history"'
+        )
+    try:
+        history = adambs.History(state["n"], learned=state["learned"], with_losses=state["with_losses"])
+        history.load_state_dict(state)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds a damaged history: {error}") from error
     return history
+
+
+def _lines(path: Path, n: int) -> list[str]:
+    """A line for each of n examples."""
+    lines = path.read_text("utf-8").splitlines()
+    if len(lines) != n:
+        raise ValueError(f"{path} has {len(lines)} lines and the history {n} examples: give a line for each")
+    return lines
 
 
 def inspect(
@@ -54,34 +72,40 @@ def inspect(
     out: Path | None = None,
     *,
     experiment: str | None = None,
+    labels: Path | None = None,
+    texts: Path | None = None,
     k: int = 60,
     folder: Path | None = None,
 ) -> Path:
-    """Write the page of a run's last history, or of a saved one; the path of the page."""
-    data, notes = None, []
+    """Write the page of a run's first history, or of a saved one; the path of the page.
+
+    ``labels`` and ``texts`` are files with a line for each example.
+    """
+    data, notes, tail = None, [], 1.0
     if what.is_dir():
         found = sorted(what.glob("history-*.pt"))
         if not found:
             raise ValueError(f"{what} has no history: run it again with --history, into a new folder")
         config = records.read(what).config
         file, title = found[0], f"{config['title']}, {found[0].stem.removeprefix('history-')}"
-        experiment, scale = experiment or config["experiment"], config["scale"]
+        experiment, scale, tail = experiment or config["experiment"], config["scale"], config["long_tail"]
         target = out or what / "inspect.html"
     else:
         file, title, scale = what, what.stem, "quick"
         target = out or what.with_name("inspect.html")
     history = load(file)
     if experiment is not None:
-        plan = reproduce.make_plan(experiment, scale, reproduce.Overrides())
+        plan = reproduce.make_plan(experiment, scale, reproduce.Overrides(long_tail=tail))
         data = reproduce.prepare(plan, folder)
         if len(data.train) != history.n:
             raise ValueError(
                 f"{file} is a history of {history.n} examples and {experiment} has {len(data.train)}: they "
                 "do not belong together"
             )
-    else:
-        notes.append("No data were given: there are no labels and no pictures here. See --experiment.")
-    write(history, target, title=title, data=data, k=k, notes=notes)
+    elif labels is None:
+        notes.append("No labels were given, so all examples are one class here. See --labels and --texts.")
+    words = [None if path is None else _lines(path, history.n) for path in (labels, texts)]
+    write(history, target, title=title, data=data, labels=words[0], texts=words[1], k=k, notes=notes)
     return target
 
 
@@ -96,8 +120,8 @@ def write(
     k: int = 60,
     notes: list[str] | None = None,
 ) -> None:
-    """Write the page. Labels and texts are taken from ``data``, or are words given for each example."""
-    if data is not None:
+    """Write the page. Labels and texts are words for each example, or taken from ``data``."""
+    if labels is None and data is not None and not data.labels.is_floating_point():
         labels = np.asarray(data.classes)[data.labels.numpy()]
     values = _values(history, labels, k)
     for each in values["suspects"]:

@@ -76,6 +76,8 @@ def run(
 ) -> dict[str, Any]:
     """The record of a case: from the file if it is there, else made and appended to it."""
     experiment = experiments.find(case.experiment).at("quick")
+    if experiment.loss == "squares":
+        raise ValueError(f"{case.experiment} fits values, not classes: there are no labels to change")
     if case.epochs is not None:
         experiment = replace(experiment, epochs=case.epochs)
     wanted = {**asdict(case), "epochs": experiment.epochs}

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import traceback
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,7 @@ from adambs.lab.experiments import reproduce
 from adambs.lab.runs import training
 from adambs.probing import Progress
 
+_PACKAGE = Path(adambs.__file__).parent
 _REQUIRED = ("model", "train", "loss", "batch_size")
 _OPTIONAL = ("epochs", "lr", "optimizer", "schedule", "contexts", "collate_fn", "seed")
 
@@ -43,7 +45,10 @@ def from_file(path: Path) -> Question:
     """Run a Python file of the user's and take the names that it defines."""
     if not path.is_file():
         raise ValueError(f"{path} is no file: see `adambs probe --template` for one to begin with")
-    names = runpy.run_path(str(path), run_name="adambs_probe")
+    try:
+        names = runpy.run_path(str(path), run_name="adambs_probe")
+    except Exception as error:
+        raise ValueError(f"{path}{_place(error, path)}: {type(error).__name__}: {error}") from error
     missing = [name for name in _REQUIRED if name not in names]
     if missing:
         raise ValueError(
@@ -52,6 +57,14 @@ def from_file(path: Path) -> Question:
     options = {name: names[name] for name in _OPTIONAL if name in names}
     model, train, loss, batch_size = (names[name] for name in _REQUIRED)
     return Question(model, train, loss, batch_size, options)
+
+
+def _place(error: Exception, path: Path) -> str:
+    """The line of the file at which it went wrong, in words."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f", line {error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
 
 
 def from_experiment(
@@ -102,11 +115,17 @@ def run_with_progress(console: Console, question: Question, seconds: float) -> a
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("probing", total=1.0)
-        return run(
-            question,
-            seconds,
-            lambda share, words: bar.update(task, completed=share, description=words),
-        )
+        try:
+            return run(
+                question,
+                seconds,
+                lambda share, words: bar.update(task, completed=share, description=words),
+            )
+        except TypeError as error:
+            # What the probe says of its arguments is one line, what a model raises a traceback.
+            if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(str(_PACKAGE)):
+                raise ValueError(str(error)) from error
+            raise
 
 
 def write(answer: adambs.Answer, page: Path | None, numbers: Path | None) -> list[Path]:
