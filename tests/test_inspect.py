@@ -214,6 +214,7 @@ def test_the_template_runs_and_a_file_that_lacks_something_is_refused(tmp_path):
         ([str(tmp_path / "less.py")], "does not define train, loss, batch_size"),
         ([], "takes a FILE or --experiment"),
         ([str(tmp_path / "none.py")], "is no file"),
+        ([str(tmp_path / "mine.py"), "--out", str(tmp_path / "no/page.html")], "there is no folder"),
         ([str(tmp_path / "divides.py")], r"divides\.py, line 2: ZeroDivisionError"),
         ([str(tmp_path / "syntax.py")], r"syntax\.py, line 1: SyntaxError"),
         ([str(tmp_path / "stream.py")], "map-style"),

@@ -279,6 +279,9 @@ def probe(
         return
     if (file is None) == (experiment is None):
         raise ValueError("probe takes a FILE or --experiment NAME, one of them (or --template)")
+    for wanted in (out, json):
+        if wanted is not None and not wanted.parent.is_dir():
+            raise ValueError(f"{wanted} cannot be written: there is no folder {wanted.parent}")
     question = probes.from_file(file) if file else probes.from_experiment(str(experiment), scale.value, data)
     answer = probes.run_with_progress(console, question, seconds)
     typer.echo(str(answer))
