@@ -4,7 +4,9 @@ The shards are the same six in one process and in several, so all of them must d
 """
 
 import copy
+import hashlib
 import itertools
+import os
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ LENGTHS = [31, 9, 20, 25, 15, 20]
 N, B = sum(LENGTHS), 13
 STEPS = 300
 NORMS = np.random.default_rng(0).gamma(0.5, 0.5, N)
+SEEDS = int(os.environ.get("ADAMBS_SEEDS", "400"))
+"""Of the z-tests. With so many, a gate that opens in the middle of a pass is five standard errors off."""
 
 
 def of_all(value):
@@ -135,22 +139,27 @@ def nothing_here(folder):
     return {"empty": of_all(empty)}
 
 
-def estimates(folder):
-    """For z-tests: this rank's estimate of each step, for many seeds; replicated and in shards."""
+def estimated(kind):
+    """For z-tests: this rank's estimate of each step, a row for each seed.
+
+    Samplers take turns: one after the other would wait for each gathering.
+    """
     norms = np.ones(40)
     norms[[7, 23]] = 10.0
+    samplers = [kind(40, 4, seed=1000 + seed) for seed in range(SEEDS)]
+    found = np.empty((SEEDS, 12))
+    for step, seed in itertools.product(range(12), range(SEEDS)):
+        draw = samplers[seed].draw()
+        scores = norms[draw._indices]
+        found[seed, step] = draw.mean(torch.from_numpy(scores)).item()
+        samplers[seed].update(draw, scores)
+    return torch.from_numpy(found)
+
+
+def estimates(folder):
+    """Replicated and in shards."""
     kinds = {"replicated": adambs.BanditSampler, "sharded": adambs.ShardedSampler}
-    found = {}
-    for name, kind in kinds.items():
-        found[name] = np.empty((60, 12))
-        for seed, row in enumerate(found[name]):
-            sampler = kind(40, 4, seed=1000 + seed)
-            for step in range(len(row)):
-                draw = sampler.draw()
-                scores = norms[draw._indices]
-                row[step] = draw.mean(torch.from_numpy(scores)).item()
-                sampler.update(draw, scores)
-    return {name: torch.from_numpy(rows) for name, rows in found.items()}
+    return {name: estimated(kind) for name, kind in kinds.items()}
 
 
 def raised(function):

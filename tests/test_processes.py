@@ -1,6 +1,7 @@
 """Several processes share one p. Real processes with gloo; the cases are those of ``processes_script.py``.
 
-All run in one start of 2 and one of 3 processes.
+All run in one start of 2 and one of 3 processes. ``ADAMBS_SEEDS=6000`` in the environment runs so many seeds
+of the z-tests; the suite runs fewer.
 """
 
 import itertools
@@ -16,15 +17,16 @@ import sharded_cases
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import same
-from test_unbiased import z
+from test_unbiased import LeavesPasses, z
 
 import adambs
 from adambs.gathering import digested
+from adambs.proposals import Passes
 
 HERE = Path(__file__).parent
 
 
-def torchrun(processes, *arguments, timeout=400):
+def torchrun(processes, *arguments, timeout=400 + sharded_cases.SEEDS // 5):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes]
     return subprocess.run(
         [str(a) for a in (*command, *arguments)], check=True, timeout=timeout, capture_output=True, text=True
@@ -219,13 +221,38 @@ def test_a_rank_to_which_nothing_falls_takes_part(many):
     assert min(many[0]["nothing_here"]["empty"]) > 0
 
 
+def deviations(estimates):
+    return (torch.stack(estimates).mean(0) - (38 + 2 * 10) / 40).numpy()
+
+
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
 def test_unbiased_over_processes(many, kind):
-    found = torch.stack([rank["estimates"][kind] for rank in many]).mean(0).numpy()
-    truth = (38 + 2 * 10) / 40
-    assert np.abs(z((found - truth).sum(axis=1)[:, None])) < 3
-    assert (np.abs(z(found - truth)) < 4).all()
+    found = deviations([rank["estimates"][kind] for rank in many])
+    assert len(found) == sharded_cases.SEEDS
+    assert np.abs(z(found.sum(axis=1)[:, None])) < 3
+    assert (np.abs(z(found)) < 4).all()
     assert found.std() > 0.1
+
+
+class LeftHalfWay(Passes):
+    """Broken: says of no pass that it has to be finished."""
+
+    under_way = False
+
+
+class ShardedLeavesPasses(adambs.ShardedSampler):
+    """Broken: its gate decides in the middle of a pass."""
+
+    def __init__(self, n, batch_size, seed):
+        super().__init__(n, batch_size, shards=3, seed=seed)
+        self.passes = LeftHalfWay(n, seed, batch_size)
+
+
+@pytest.mark.parametrize("kind", [LeavesPasses, ShardedLeavesPasses])
+def test_so_many_seeds_show_a_gate_that_opens_in_the_middle_of_a_pass(kind):
+    """Draws depend on the shards and not on the number of processes: what one process shows, several do."""
+    found = deviations([sharded_cases.estimated(kind)])
+    assert z(found.sum(axis=1)[:, None]) > 4.5
 
 
 SAID_OF_SHARDS = {
