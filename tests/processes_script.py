@@ -13,6 +13,7 @@ import pickle
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers import small_data, small_net
-from sharded_cases import loaded_later, raised
+from sharded_cases import LENGTHS, loaded_later, raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -449,19 +450,44 @@ def in_flight(folder):
     return {"digests": digests}
 
 
+TIMEOUT = 2.0
+
+
+def ready_to_be_left_alone(kind):
+    """What waits for all ranks, with a sampler of a group of little time in which all is well until then."""
+    options = {"gate": 0.0, "group": dist.new_group(timeout=timedelta(seconds=TIMEOUT))}
+    if kind.startswith("sharded"):
+        sampler = adambs.ShardedSampler(LENGTHS, B, **options)
+    else:
+        sampler = adambs.BanditSampler(N, B, candidates=adambs.Candidates(cost=1e-9), **options)
+    if kind.endswith("first draw"):
+        return sampler.draw
+    draw = sampler.draw()
+    scores = np.arange(len(draw)) + 1.0
+    if kind.endswith("update"):
+        return lambda: sampler.update(draw, scores) or sampler.draw()
+    sampler.update(draw, scores)
+    sampler.diagnostics()  # all have learned
+    score = partial(torch.ones_like, dtype=torch.float64)
+    return {"look": partial(sampler.draw, score), "refresh": partial(sampler.refresh, score)}[kind]
+
+
 @together
 def absent(folder):
     """A rank that never comes: the others are told when the group's time is up, and not later."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    sampler = adambs.BanditSampler(N, B, gate=0.0, group=group)
-    draw, start, message = sampler.draw(), time.monotonic(), "nothing"
-    if dist.get_rank() == 1:
-        time.sleep(4)
-    else:
-        sampler.update(draw, np.ones(len(draw)))
-        message = raised(sampler.draw)
+    kinds = ("update", "first draw", "look", "refresh", "sharded update", "sharded first draw")
+    waiting = {kind: ready_to_be_left_alone(kind) for kind in kinds}
+
+    def told(function):
+        start = time.monotonic()
+        return {"message": raised(function), "seconds": time.monotonic() - start}
+
+    found = {}
+    if dist.get_rank() != 1:
+        with ThreadPoolExecutor(len(kinds)) as threads:  # all at once, or each would take its time
+            found = dict(zip(kinds, threads.map(told, waiting.values()), strict=True))
     dist.barrier()
-    return {"message": message, "seconds": time.monotonic() - start}
+    return found
 
 
 @together
