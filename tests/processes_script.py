@@ -141,13 +141,16 @@ def history():
     """Scores and losses that depend on nothing but the example and the step: the history is exact."""
     sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
     kept = adambs.History(N, with_losses=True).watch(sampler)
+    digests = []
     for step in range(60):
         draw = sampler.draw()
+        digests.append(digest(sampler))  # what was late has been learned, and nothing is waited for
         assert draw.weights.min() > 0  # asked for, as whoever trains does
         values = ((37 * draw.indices + step) % 101).double() / 60
         kept.losses(draw, 2 * values)
         sampler.update(draw, values)
-    return {"history": kept.state_dict(), "p": sampler.probabilities()}
+    digests.append(digest(sampler))
+    return {"history": kept.state_dict(), "p": sampler.probabilities(), "digests": digests}
 
 
 @case
@@ -287,9 +290,15 @@ def unused_parameters_dropped_batches_and_a_schedule():
 def refreshed():
     norms = torch.linspace(0.1, 3.0, N, dtype=torch.float64)
     sampler = adambs.BanditSampler(N, B, gate=0.0)
-    sampler.refresh(lambda indices: norms[indices], batch_size=7)
-    sampler.refresh(lambda indices: 2 * norms[indices], [5, 3])
-    return {"p": sampler.probabilities(), "draw": sampler.draw().whole.indices}
+    digests = []
+
+    def progress(done, total):
+        digests.append(digest(sampler))
+
+    sampler.refresh(lambda indices: norms[indices], batch_size=7, progress=progress)
+    sampler.refresh(lambda indices: 2 * norms[indices], [5, 3], progress=progress)
+    found = {"p": sampler.probabilities(), "draw": sampler.draw().whole.indices}
+    return {**found, "digests": [*digests, digest(sampler)]}
 
 
 # ----------------------------------------------------------------------------------------------

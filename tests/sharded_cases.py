@@ -36,8 +36,16 @@ def of_all(value):
     return found
 
 
+def digest(sampler):
+    """Of what all ranks know of p as it is now: what each group is worth, and its members in each shard."""
+    rule = sampler.rule
+    for v, shard in rule.shards.items():  # and the examples that are here are in these groups
+        assert np.array_equal(np.diff(shard.bounds), rule.sizes[v])
+    return hashlib.sha256(rule.group_ratios.tobytes() + rule.sizes.tobytes()).hexdigest()
+
+
 def trained(*, own_data=False, workers=0, **options):
-    """The README's loop: parameters, p and draws of all ranks."""
+    """The README's loop: parameters, p and draws of all ranks; a digest of p at each draw and at the end."""
     net = small_net(dtype=torch.float64)
     model = DistributedDataParallel(net) if dist.is_initialized() else net
     sampler = adambs.ShardedSampler(LENGTHS, B, seed=3, **options)
@@ -47,9 +55,10 @@ def trained(*, own_data=False, workers=0, **options):
     if own_data:
         data = TensorDataset(*(tensor[sampler.start : sampler.stop] for tensor in data.tensors))
     loader = adambs.BanditLoader(data, sampler, num_workers=workers, persistent_workers=workers > 0)
-    drawn = []
+    drawn, digests = [], []
     while len(drawn) < STEPS:
         for (inputs, labels, numbers), draw in loader:
+            digests.append(digest(sampler))  # what was late has been learned, and nothing is waited for
             assert torch.equal(numbers, draw.indices)
             logits = model(inputs)
             optimizer.zero_grad()
@@ -65,7 +74,7 @@ def trained(*, own_data=False, workers=0, **options):
         "drawn": [list(itertools.chain(*parts)) for parts in zip(*of_all(drawn), strict=True)],
         "reshuffled": sampler.diagnostics().reshuffled,
         "updates": sampler.diagnostics().updates,
-        "digests": [float(ratio) for ratio in sampler.rule.group_ratios],
+        "digests": [*digests, digest(sampler)],
     }
 
 
