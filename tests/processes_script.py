@@ -223,14 +223,33 @@ def single():
     return trained(gate=0.0, dtype=torch.float32)
 
 
+def in_pieces(net):
+    """Parameters over all ranks, by FSDP2."""
+    if dist.is_initialized():
+        fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return net
+
+
 @case
 def fsdp():
-    def wrap(net):
-        if dist.is_initialized():
-            fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        return net
+    return trained(wrap=in_pieces, gate=0.0)
 
-    return trained(wrap=wrap, gate=0.0)
+
+@together
+def single_fsdp(folder):
+    return trained(wrap=in_pieces, gate=0.0, dtype=torch.float32, steps=60)
+
+
+@together
+def single_looking(folder):
+    """With the gate that there is by default."""
+    return trained({"looking": True}, candidates=adambs.Candidates(cost=1e-3), dtype=torch.float32, steps=60)
+
+
+@together
+def single_gated(folder):
+    """As the default, with a gate that opens for these data."""
+    return trained(gate=1.005, dtype=torch.float32, steps=60)
 
 
 @case

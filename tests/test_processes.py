@@ -85,6 +85,18 @@ def test_the_cases_are_what_they_are_called(one):
     assert p.max() > 1.3 * p.min()
 
 
+@pytest.mark.parametrize("name", ["single_fsdp", "single_looking", "single_gated"])
+def test_p_is_the_same_to_the_bit_in_single_precision(many, name):
+    """Rounding may lead to other draws than in one process, but to the same on all ranks."""
+    found = many[0][name]
+    for rank in many:
+        assert same(rank[name], found)
+    assert len(found["digests"]) == 60
+    assert len(set(found["digests"])) > (10 if name == "single_looking" else 55)  # a look serves four batches
+    assert (found["looks"] > 20) == (name == "single_looking")
+    assert (0 < found["reshuffled"] < 50) == (name != "single_fsdp")  # the gate was closed, and open
+
+
 def test_a_saved_run_goes_on_with_any_number_of_processes(one, many):
     """1 -> W -> 1: the draws on their way and all later ones are those of a run in one process."""
     sampler = script.elastic_sampler()
