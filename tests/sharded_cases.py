@@ -196,6 +196,23 @@ def loaded_later(sampler):
 def mistakes_in_shards(folder):
     odd, messages = dist.get_rank() == 1, {}
     messages["a state later"] = loaded_later(adambs.ShardedSampler(LENGTHS, B))
+    sampler = adambs.ShardedSampler(LENGTHS, B)
+    lonely = adambs.ShardedSampler(LENGTHS, B, group=False)
+    blank = lonely.state_dict()
+    lonely.update(lonely.draw(), np.ones(B))
+    taught = lonely.state_dict()
+    sampler.load_state_dict(taught if odd else blank)
+    messages["state"] = raised(sampler.draw)
+    sampler.load_state_dict({**taught, "rule": blank["rule"]} if odd else taught)
+    messages["state of the rule"] = raised(sampler.draw)
+    sampler.load_state_dict(taught)
+    messages["the same state"] = raised(sampler.draw)
+
+    sampler = adambs.ShardedSampler(LENGTHS, B)  # one loads, the others do not
+    if odd:
+        sampler.load_state_dict(taught)
+    messages["state on one rank"] = raised(sampler.draw)
+
     messages["seed"] = raised(adambs.ShardedSampler(LENGTHS, B, seed=int(odd)).draw)
     messages["batch_size"] = raised(adambs.ShardedSampler(LENGTHS, B + odd).draw)
     swapped = LENGTHS[::-1] if odd else LENGTHS
