@@ -13,6 +13,7 @@ import pickle
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers import small_data, small_net
-from sharded_cases import loaded_later, raised
+from sharded_cases import LENGTHS, loaded_later, raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -74,8 +75,21 @@ def result(net, sampler, digests):
     }
 
 
-def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, clip=None, capped=False, **options):
-    """The README's loop: what it ends with, and a digest of p after each step."""
+def trained(
+    loader_options=None,
+    *,
+    dtype=torch.float64,
+    wrap=wrapped,
+    clip=None,
+    capped=False,
+    spike=1.0,
+    steps=STEPS,
+    **options,
+):
+    """The README's loop: what it ends with, and a digest of p after each step.
+
+    Every 30th loss is ``spike`` times as large.
+    """
     net = wrap(small_net(dtype=dtype))
     sampler = adambs.BanditSampler(N, B, seed=3, **options)
     optimizer = adambs.AdamBS(net.parameters(), sampler, lr=3e-3, clip=clip)
@@ -92,15 +106,16 @@ def trained(loader_options=None, *, dtype=torch.float64, wrap=wrapped, clip=None
     while True:
         for batch in loader:
             (x, y), draw = (batch[:2], batch[2]) if loader.carry else batch
-            if len(digests) == STEPS:
-                return result(net, sampler, digests)
+            if len(digests) == steps:
+                return {**result(net, sampler, digests), "clipped": optimizer.clip.clipped}
             logits = net(x)
             losses, scores = (
                 F.cross_entropy(logits, y, reduction="none"),
                 adambs.scores.cross_entropy(logits, y),
             )
             optimizer.zero_grad()
-            (draw.mean(losses, scores) if capped else draw.mean(losses)).backward()
+            loss = draw.mean(losses, scores) if capped else draw.mean(losses)
+            (loss * spike if len(digests) % 30 == 29 else loss).backward()
             number = draw.number if loader.carry else draw
             optimizer.step(number, scores)
             digests.append(digest(sampler))
@@ -118,9 +133,7 @@ def calibrated_without_a_gate():
 
 @case
 def context_cap_and_clip():
-    found = trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2)
-    assert found["capped"] > 0
-    return found
+    return trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2, spike=20.0)
 
 
 @case
@@ -128,13 +141,16 @@ def history():
     """Scores and losses that depend on nothing but the example and the step: the history is exact."""
     sampler = adambs.BanditSampler(N, B, seed=3, gate=0.0)
     kept = adambs.History(N, with_losses=True).watch(sampler)
+    digests = []
     for step in range(60):
         draw = sampler.draw()
+        digests.append(digest(sampler))  # what was late has been learned, and nothing is waited for
         assert draw.weights.min() > 0  # asked for, as whoever trains does
         values = ((37 * draw.indices + step) % 101).double() / 60
         kept.losses(draw, 2 * values)
         sampler.update(draw, values)
-    return {"history": kept.state_dict(), "p": sampler.probabilities()}
+    digests.append(digest(sampler))
+    return {"history": kept.state_dict(), "p": sampler.probabilities(), "digests": digests}
 
 
 @case
@@ -207,14 +223,33 @@ def single():
     return trained(gate=0.0, dtype=torch.float32)
 
 
+def in_pieces(net):
+    """Parameters over all ranks, by FSDP2."""
+    if dist.is_initialized():
+        fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return net
+
+
 @case
 def fsdp():
-    def wrap(net):
-        if dist.is_initialized():
-            fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        return net
+    return trained(wrap=in_pieces, gate=0.0)
 
-    return trained(wrap=wrap, gate=0.0)
+
+@together
+def single_fsdp(folder):
+    return trained(wrap=in_pieces, gate=0.0, dtype=torch.float32, steps=60)
+
+
+@together
+def single_looking(folder):
+    """With the gate that there is by default."""
+    return trained({"looking": True}, candidates=adambs.Candidates(cost=1e-3), dtype=torch.float32, steps=60)
+
+
+@together
+def single_gated(folder):
+    """As the default, with a gate that opens for these data."""
+    return trained(gate=1.005, dtype=torch.float32, steps=60)
 
 
 @case
@@ -274,9 +309,15 @@ def unused_parameters_dropped_batches_and_a_schedule():
 def refreshed():
     norms = torch.linspace(0.1, 3.0, N, dtype=torch.float64)
     sampler = adambs.BanditSampler(N, B, gate=0.0)
-    sampler.refresh(lambda indices: norms[indices], batch_size=7)
-    sampler.refresh(lambda indices: 2 * norms[indices], [5, 3])
-    return {"p": sampler.probabilities(), "draw": sampler.draw().whole.indices}
+    digests = []
+
+    def progress(done, total):
+        digests.append(digest(sampler))
+
+    sampler.refresh(lambda indices: norms[indices], batch_size=7, progress=progress)
+    sampler.refresh(lambda indices: 2 * norms[indices], [5, 3], progress=progress)
+    found = {"p": sampler.probabilities(), "draw": sampler.draw().whole.indices}
+    return {**found, "digests": [*digests, digest(sampler)]}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -449,19 +490,44 @@ def in_flight(folder):
     return {"digests": digests}
 
 
+TIMEOUT = 2.0
+
+
+def ready_to_be_left_alone(kind):
+    """What waits for all ranks, with a sampler of a group of little time in which all is well until then."""
+    options = {"gate": 0.0, "group": dist.new_group(timeout=timedelta(seconds=TIMEOUT))}
+    if kind.startswith("sharded"):
+        sampler = adambs.ShardedSampler(LENGTHS, B, **options)
+    else:
+        sampler = adambs.BanditSampler(N, B, candidates=adambs.Candidates(cost=1e-9), **options)
+    if kind.endswith("first draw"):
+        return sampler.draw
+    draw = sampler.draw()
+    scores = np.arange(len(draw)) + 1.0
+    if kind.endswith("update"):
+        return lambda: sampler.update(draw, scores) or sampler.draw()
+    sampler.update(draw, scores)
+    sampler.diagnostics()  # all have learned
+    score = partial(torch.ones_like, dtype=torch.float64)
+    return {"look": partial(sampler.draw, score), "refresh": partial(sampler.refresh, score)}[kind]
+
+
 @together
 def absent(folder):
     """A rank that never comes: the others are told when the group's time is up, and not later."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    sampler = adambs.BanditSampler(N, B, gate=0.0, group=group)
-    draw, start, message = sampler.draw(), time.monotonic(), "nothing"
-    if dist.get_rank() == 1:
-        time.sleep(4)
-    else:
-        sampler.update(draw, np.ones(len(draw)))
-        message = raised(sampler.draw)
+    kinds = ("update", "first draw", "look", "refresh", "sharded update", "sharded first draw")
+    waiting = {kind: ready_to_be_left_alone(kind) for kind in kinds}
+
+    def told(function):
+        start = time.monotonic()
+        return {"message": raised(function), "seconds": time.monotonic() - start}
+
+    found = {}
+    if dist.get_rank() != 1:
+        with ThreadPoolExecutor(len(kinds)) as threads:  # all at once, or each would take its time
+            found = dict(zip(kinds, threads.map(told, waiting.values()), strict=True))
     dist.barrier()
-    return {"message": message, "seconds": time.monotonic() - start}
+    return found
 
 
 @together

@@ -4,7 +4,9 @@ The shards are the same six in one process and in several, so all of them must d
 """
 
 import copy
+import hashlib
 import itertools
+import os
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ LENGTHS = [31, 9, 20, 25, 15, 20]
 N, B = sum(LENGTHS), 13
 STEPS = 300
 NORMS = np.random.default_rng(0).gamma(0.5, 0.5, N)
+SEEDS = int(os.environ.get("ADAMBS_SEEDS", "400"))
+"""Of the z-tests. With so many, a gate that opens in the middle of a pass is five standard errors off."""
 
 
 def of_all(value):
@@ -32,8 +36,16 @@ def of_all(value):
     return found
 
 
+def digest(sampler):
+    """Of what all ranks know of p as it is now: what each group is worth, and its members in each shard."""
+    rule = sampler.rule
+    for v, shard in rule.shards.items():  # and the examples that are here are in these groups
+        assert np.array_equal(np.diff(shard.bounds), rule.sizes[v])
+    return hashlib.sha256(rule.group_ratios.tobytes() + rule.sizes.tobytes()).hexdigest()
+
+
 def trained(*, own_data=False, workers=0, **options):
-    """The README's loop: parameters, p and draws of all ranks."""
+    """The README's loop: parameters, p and draws of all ranks; a digest of p at each draw and at the end."""
     net = small_net(dtype=torch.float64)
     model = DistributedDataParallel(net) if dist.is_initialized() else net
     sampler = adambs.ShardedSampler(LENGTHS, B, seed=3, **options)
@@ -43,9 +55,10 @@ def trained(*, own_data=False, workers=0, **options):
     if own_data:
         data = TensorDataset(*(tensor[sampler.start : sampler.stop] for tensor in data.tensors))
     loader = adambs.BanditLoader(data, sampler, num_workers=workers, persistent_workers=workers > 0)
-    drawn = []
+    drawn, digests = [], []
     while len(drawn) < STEPS:
         for (inputs, labels, numbers), draw in loader:
+            digests.append(digest(sampler))  # what was late has been learned, and nothing is waited for
             assert torch.equal(numbers, draw.indices)
             logits = model(inputs)
             optimizer.zero_grad()
@@ -61,7 +74,7 @@ def trained(*, own_data=False, workers=0, **options):
         "drawn": [list(itertools.chain(*parts)) for parts in zip(*of_all(drawn), strict=True)],
         "reshuffled": sampler.diagnostics().reshuffled,
         "updates": sampler.diagnostics().updates,
-        "digests": [float(ratio) for ratio in sampler.rule.group_ratios],
+        "digests": [*digests, digest(sampler)],
     }
 
 
@@ -135,22 +148,27 @@ def nothing_here(folder):
     return {"empty": of_all(empty)}
 
 
-def estimates(folder):
-    """For z-tests: this rank's estimate of each step, for many seeds; replicated and in shards."""
+def estimated(kind):
+    """For z-tests: this rank's estimate of each step, a row for each seed.
+
+    Samplers take turns: one after the other would wait for each gathering.
+    """
     norms = np.ones(40)
     norms[[7, 23]] = 10.0
+    samplers = [kind(40, 4, seed=1000 + seed) for seed in range(SEEDS)]
+    found = np.empty((SEEDS, 12))
+    for step, seed in itertools.product(range(12), range(SEEDS)):
+        draw = samplers[seed].draw()
+        scores = norms[draw._indices]
+        found[seed, step] = draw.mean(torch.from_numpy(scores)).item()
+        samplers[seed].update(draw, scores)
+    return torch.from_numpy(found)
+
+
+def estimates(folder):
+    """Replicated and in shards."""
     kinds = {"replicated": adambs.BanditSampler, "sharded": adambs.ShardedSampler}
-    found = {}
-    for name, kind in kinds.items():
-        found[name] = np.empty((60, 12))
-        for seed, row in enumerate(found[name]):
-            sampler = kind(40, 4, seed=1000 + seed)
-            for step in range(len(row)):
-                draw = sampler.draw()
-                scores = norms[draw._indices]
-                row[step] = draw.mean(torch.from_numpy(scores)).item()
-                sampler.update(draw, scores)
-    return {name: torch.from_numpy(rows) for name, rows in found.items()}
+    return {name: estimated(kind) for name, kind in kinds.items()}
 
 
 def raised(function):
@@ -178,6 +196,23 @@ def loaded_later(sampler):
 def mistakes_in_shards(folder):
     odd, messages = dist.get_rank() == 1, {}
     messages["a state later"] = loaded_later(adambs.ShardedSampler(LENGTHS, B))
+    sampler = adambs.ShardedSampler(LENGTHS, B)
+    lonely = adambs.ShardedSampler(LENGTHS, B, group=False)
+    blank = lonely.state_dict()
+    lonely.update(lonely.draw(), np.ones(B))
+    taught = lonely.state_dict()
+    sampler.load_state_dict(taught if odd else blank)
+    messages["state"] = raised(sampler.draw)
+    sampler.load_state_dict({**taught, "rule": blank["rule"]} if odd else taught)
+    messages["state of the rule"] = raised(sampler.draw)
+    sampler.load_state_dict(taught)
+    messages["the same state"] = raised(sampler.draw)
+
+    sampler = adambs.ShardedSampler(LENGTHS, B)  # one loads, the others do not
+    if odd:
+        sampler.load_state_dict(taught)
+    messages["state on one rank"] = raised(sampler.draw)
+
     messages["seed"] = raised(adambs.ShardedSampler(LENGTHS, B, seed=int(odd)).draw)
     messages["batch_size"] = raised(adambs.ShardedSampler(LENGTHS, B + odd).draw)
     swapped = LENGTHS[::-1] if odd else LENGTHS
