@@ -1,5 +1,7 @@
 """Lightning against the plain loop: the same parameters from the same draws, and resumes bit for bit."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -153,6 +155,26 @@ def test_a_run_of_shorter_epochs_goes_on_bit_for_bit(tmp_path, stop, limit):
     assert trainer.global_step == 12
     assert same(model.state_dict(), other.state_dict())
     assert same(bandit.state_dict()["sampler"], again.state_dict()["sampler"])
+
+
+@pytest.mark.parametrize("way", ["mean", "by hand", "unweighted"])
+def test_losses_without_weights_are_told_once(tmp_path, way):
+    class Maybe(Net):
+        def training_step(self, batch, batch_idx):
+            x, y, drawn = batch
+            logits = self.net(x)
+            losses = F.cross_entropy(logits, y, reduction="none")
+            if way == "by hand":
+                losses = losses * drawn[2]
+            loss = drawn.mean(losses) if way == "mean" else losses.mean()
+            return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+
+    bandit = ours.BanditCallback(a_sampler())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a_trainer(tmp_path, bandit, max_epochs=6).fit(Maybe(), bandit.loader(data()))
+    told = [w for w in caught if "nobody asked for their weights" in str(w.message)]
+    assert len(told) == (way == "unweighted")
 
 
 def fit(model, loader, bandit, tmp_path, **options):

@@ -10,7 +10,7 @@ import torch
 
 from adambs import _check
 from adambs._types import Floats, State
-from adambs.carried import was_capped
+from adambs.carried import tells_of_weights, was_capped
 from adambs.draw import Draw
 from adambs.processes import Group
 
@@ -102,14 +102,14 @@ def _number(value: Any) -> int:
     return int(value)
 
 
-Arrived = tuple[Draw, Floats, bool]
-"""A draw, its scores, and whether the caller knew it by its number alone, or had a copy of it."""
+Arrived = tuple[Draw, Floats, Draw | torch.Tensor | None]
+"""A draw, its scores, and who knows whether its weights were used; see :class:`Report`."""
 
 
 class Report:
     """The scores of one draw on their way home."""
 
-    __slots__ = ("by_number", "capped", "draw", "fetch", "scores", "skipped")
+    __slots__ = ("capped", "draw", "fetch", "scores", "skipped", "witness")
 
     def __init__(
         self,
@@ -126,8 +126,9 @@ class Report:
         """Waits for them: the draw or its number, and the scores."""
         self.skipped = skipped
         """Waits for whether the optimizer's step was skipped, and the scores are to be dropped."""
-        self.by_number = False
-        """Whether the caller knew the draw by its number alone, or had a copy of it."""
+        self.witness: Draw | torch.Tensor | None = draw
+        """Knows whether the weights were used: the draw, or the number of it that a batch carries. None if
+        the caller had a plain number, or a copy of the draw."""
         self.capped = False
         """Whether that number says that the cap was applied."""
 
@@ -248,7 +249,8 @@ class Feedback:
         """Check what can be checked now, and start the rest. Changes nothing."""
         report = self._policy.begin(draw, scores, awaited, skipped)
         if draw is not report.draw:
-            report.by_number = getattr(draw, "whole", None) is not report.draw
+            if not isinstance(draw, Draw) or draw.whole is not report.draw:
+                report.witness = draw if tells_of_weights(draw) else None
             report.capped = was_capped(draw)
         return report
 
@@ -258,7 +260,7 @@ class Feedback:
         if draw is not None and scores is not None:
             awaited.close(draw)
             draw.capped |= report.capped
-            return draw, scores, report.by_number
+            return draw, scores, report.witness
         if report.fetch is not None:
             if draw is not None:
                 awaited.close(draw)
@@ -282,7 +284,7 @@ class Feedback:
                 values = checked(draw, scores)
             except ValueError as error:
                 raise ValueError(f"{error}. It came late: draw {draw.number} has taught nothing") from None
-            yield draw, values, report.by_number
+            yield draw, values, report.witness
 
     def drop(self) -> None:
         """Forget what is on its way."""

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree
 
 from adambs._types import Floats
+from adambs.carried import was_weighted
 from adambs.draw import Draw
 
 # Where the code lies that a warning is not about.
@@ -30,7 +31,8 @@ class Mistakes:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._to_weight: deque[Draw] = deque()  # with unequal weights, and perhaps still to be weighted
+        # With unequal weights, and perhaps still to be weighted: draws, and who knows of their weights.
+        self._to_weight: deque[tuple[Draw, Draw | torch.Tensor]] = deque()
         self._weighted = 0
         self._equal: list[float] = []
         self._batches = 0
@@ -39,13 +41,13 @@ class Mistakes:
         """Without the draws: a copy of a draw does not know what is done with the original."""
         return {**self.__dict__, "_to_weight": deque()}
 
-    def feedback(self, draw: Draw, scores: Floats, *, by_number: bool) -> None:
-        """A draw has come back with its scores."""
-        if self._weighted < _PATIENCE and not by_number and not draw.even:
-            self._to_weight.append(draw)
+    def feedback(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
+        """A draw has come back with its scores. ``witness`` knows whether its weights were used."""
+        if self._weighted < _PATIENCE and witness is not None and not draw.even:
+            self._to_weight.append((draw, witness))
             if len(self._to_weight) > _PATIENCE:
                 self._weighted += 1
-                if not self._to_weight.popleft().weighted:
+                if not _used(*self._to_weight.popleft()):
                     self._weighted = _PATIENCE
                     self._warn(
                         "unweighted",
@@ -97,6 +99,11 @@ class Mistakes:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(sentence, RuntimeWarning, stacklevel=_depth_of_the_caller())
+
+
+def _used(draw: Draw, witness: Draw | torch.Tensor) -> bool:
+    """Whether the draw's weights were used, by itself or inside its batch."""
+    return draw.weighted or (isinstance(witness, torch.Tensor) and was_weighted(witness))
 
 
 def _depth_of_the_caller() -> int:

@@ -226,7 +226,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         for arrived in self.feedback.collect(self.awaited):
             self._learn(*arrived)
 
-    def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
+    def _learn(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
         self.counters.updates += 1
         self.counters.trained.add(draw._ratios, scores)
         if draw.capped:
@@ -234,7 +234,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         if not draw.learned:
             self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
-        self.mistakes.feedback(draw, scores, by_number=by_number)
+        self.mistakes.feedback(draw, scores, witness)
         for observer in self.observers:
             observer(draw, scores)
 

@@ -63,7 +63,7 @@ class BanditData(DataLoader):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.in_fit and sys._getframe(1).f_globals.get("__name__", "").startswith("keras."):
             raise TypeError(
-                "Keras reads a BanditData outside of BanditModel.fit, and would take the draws for weights of "
+                "Keras reads a BanditData outside of BanditModel.fit, and would take draws for weights of "
                 "examples. Train with model = BanditModel(net.inputs, net.outputs) and model.fit(data); "
                 "evaluate and predict on the arrays themselves"
             )
