@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from device_stub import Device
 from helpers import small_data, small_net
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import adambs
 from adambs.carried import was_weighted
@@ -149,6 +149,59 @@ def test_an_epoch_that_was_left_early_is_no_mistake():
     for _ in loader:
         break
     assert loader.sampler.epochs.current.finished
+
+
+def epochs_of(loader, count=2, seen=lambda batch: None):
+    """Iterate some epochs; the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(count):
+            for batch in loader:
+                seen(batch)
+    return [str(w.message) for w in caught if w.category is RuntimeWarning]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_without_feedback_is_told_when_the_next_begins(workers):
+    """A plain DataLoader does not say that it is done."""
+    sampler = adambs.BanditSampler(len(X), 5)
+    loader = DataLoader(TensorDataset(X, Y), batch_sampler=sampler, num_workers=workers)
+    assert epochs_of(loader, 1) == []
+    [words] = epochs_of(loader, 3)
+    assert "an epoch of 40 batches is over and no scores came back" in words
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_that_a_trainer_has_counted_is_over(drop_last):
+    """It asks for as many batches as there are, and never for one more."""
+    sampler = adambs.BanditSampler(len(X), 7)
+    loader = adambs.BanditLoader(TensorDataset(X, Y), sampler, carry=True, drop_last=drop_last)
+    batches = len(loader)
+
+    class Counting:
+        def __iter__(self):
+            running = iter(loader)
+            return iter([next(running) for _ in range(batches)])
+
+    [words] = epochs_of(Counting(), 3)
+    assert f"an epoch of {batches} batches is over" in words
+
+
+def test_epochs_that_nobody_trains_on_are_no_mistake():
+    data, sampler = TensorDataset(X, Y), adambs.BanditSampler(len(X), 5)
+    loader = DataLoader(data, batch_sampler=sampler)
+    for _ in range(3):  # left early
+        next(iter(loader))
+    with torch.no_grad():  # an evaluation, with either loader
+        assert epochs_of(loader) == epochs_of(adambs.BanditLoader(data, sampler)) == []
+    state = sampler.state_dict()
+    for _ in range(2):  # a state was loaded in between
+        assert epochs_of(loader, 1) == []
+        sampler.load_state_dict(state)
+    awaited = sampler.awaited
+    feedback = iter(range(awaited.following, 10**9))
+    assert epochs_of(loader, 3, lambda batch: sampler.update(next(feedback), np.ones(5))) == []
+    assert sampler.diagnostics().updates == 120
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.5])

@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from adambs._types import Floats
 from adambs.carried import was_weighted
 from adambs.draw import Draw
+from adambs.epochs import Epoch
 
 # Where the code lies that a warning is not about.
 _LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
@@ -36,10 +37,12 @@ class Mistakes:
         self._weighted = 0
         self._equal: list[float] = []
         self._batches = 0
+        # The epoch that is trained on, its batches and all updates before it began here.
+        self._epoch: tuple[Epoch, int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the draws: a copy of a draw does not know what is done with the original."""
-        return {**self.__dict__, "_to_weight": deque()}
+        return {**self.__dict__, "_to_weight": deque(), "_epoch": None}
 
     def feedback(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
         """A draw has come back with its scores. ``witness`` knows whether its weights were used."""
@@ -77,14 +80,26 @@ class Mistakes:
                 "build the sampler with group=False if this is meant",
             )
 
-    def epoch_over(self, batches: int, updates: int) -> None:
-        """An epoch of so many batches has brought so many updates."""
-        if batches > 0 and updates == 0:
+    def epoch_begins(self, epoch: Epoch, updates: int) -> None:
+        """An epoch begins, or goes on, after so many updates in all. Without gradients it is no training."""
+        self._epoch = (epoch, epoch.delivered, updates) if torch.is_grad_enabled() else None
+
+    def epoch_over(self, updates: int, least: int = 1) -> None:
+        """There were so many updates in all. An epoch of less than the ``least`` batches was left early."""
+        if self._epoch is None:
+            return
+        epoch, delivered, before = self._epoch
+        batches, self._epoch = epoch.delivered - delivered, None
+        if batches > 0 and epoch.delivered >= least and updates == before:
             self._warn(
                 "silent",
                 f"an epoch of {batches} batches is over and no scores came back, so p cannot learn: call "
                 "optimizer.step(draw, scores) or sampler.update(draw, scores) for each batch",
             )
+
+    def loaded(self) -> None:
+        """A state was loaded: nobody waits for the end of the present epoch."""
+        self._epoch = None
 
     def clipped(self, updates: int, clipped: int, scores: int, rule: object) -> None:
         """So many scores were above the rule's bound."""
