@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,10 @@ Observer = Callable[[Draw, Floats], None]
 class Awaited:
     """The draws that have had no feedback, by number. The oldest are forgotten when there are very many."""
 
-    def __init__(self, batch_size: int, following: int = 0) -> None:
+    def __init__(self, batch_size: int, following: int = 0, names: Sequence[str] | None = None) -> None:
         self._batch_size = batch_size
+        self.names = names
+        """Of the sources that are drawn, if it is not the examples of a data set."""
         self.following = following
         """The number of the next draw."""
         self._draws: dict[int, Draw] = {}
@@ -83,7 +85,7 @@ class Awaited:
 
     def with_state(self, state: State) -> "Awaited":
         """One like this, in a state from :meth:`state_dict`; or an error."""
-        return Awaited(self._batch_size, _check.count(state, "following"))
+        return Awaited(self._batch_size, _check.count(state, "following"), self.names)
 
 
 def _number(value: Any) -> int:
@@ -149,7 +151,7 @@ class AtOnce(Policy):
         found = awaited.find(draw)
         if skipped is not None and bool(skipped.item()):
             return Report(found, skipped=lambda: True)
-        return Report(found, checked(found, scores))
+        return Report(found, checked(found, scores, awaited.names))
 
 
 class Late(Policy):
@@ -281,7 +283,7 @@ class Feedback:
             if report.skipped is not None and bool(report.skipped()):
                 continue
             try:
-                values = checked(draw, scores)
+                values = checked(draw, scores, awaited.names)
             except ValueError as error:
                 raise ValueError(f"{error}. It came late: draw {draw.number} has taught nothing") from None
             yield draw, values, report.witness
@@ -310,12 +312,14 @@ def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return wait
 
 
-def checked(draw: Draw, scores: Any) -> Floats:
+def checked(draw: Draw, scores: Any, names: Sequence[str] | None = None) -> Floats:
     """The scores as float64 on the CPU, finite and not negative; or an error that names the example."""
     values, bad = _check.copied_vector("scores", scores, len(draw._indices))
     if bad >= 0:
+        index = draw._indices[bad]
+        where = f"example {index} of the data set" if names is None else f"from source {names[index]!r}"
         raise ValueError(
-            f"scores[{bad}] is {values[bad]} (draw {draw.number}, example {draw._indices[bad]} of the data "
-            "set): every score must be finite and not negative"
+            f"scores[{bad}] is {values[bad]} (draw {draw.number}, {where}): every score must be finite and "
+            "not negative"
         )
     return values

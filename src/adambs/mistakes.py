@@ -77,7 +77,7 @@ class Mistakes:
                 "alone",
                 f"WORLD_SIZE is {processes} and torch.distributed is not initialised, so every process draws "
                 "the same batches: call torch.distributed.init_process_group() before the first draw, or "
-                "build the sampler with group=False if this is meant",
+                "give the sampler or stream group=False if this is meant",
             )
 
     def epoch_begins(self, epoch: Epoch, updates: int) -> None:
