@@ -170,6 +170,10 @@ def test_what_is_wrong_is_told():
             evaluate(data, verbose=0)
     with pytest.raises(TypeError, match="fit takes no class_weight"):
         model.fit(data, class_weight={0: 2.0}, verbose=0)
+    with pytest.raises(TypeError, match="fit takes no steps_per_epoch"):  # named, or in its place
+        model.fit(data, steps_per_epoch=4, verbose=0)
+    with pytest.raises(TypeError, match="fit takes no steps_per_epoch"):
+        model.fit(data, None, None, 1, 0, None, 0.0, None, False, None, None, 0, 4)
     with pytest.raises(ValueError, match="dataset has 60 examples but"):
         ours.BanditData(arrays(), adambs.BanditSampler(61, 10))
     summed = a_model(keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"))
@@ -187,3 +191,21 @@ def test_what_is_wrong_is_told():
     with pytest.raises(ValueError, match="carries no draw"):
         a_model().fit(Dropping(arrays(), a_sampler()), verbose=0)
     assert model.evaluate(*arrays(), verbose=0, return_dict=True)["loss"] > 0
+
+
+@pytest.mark.parametrize("size", [5, 10])  # of five examples the five numbers of a draw could be weights
+def test_a_plain_model_is_told_to_be_a_bandits(size):
+    sampler = adambs.BanditSampler(60, size)
+    plain, data = a_model(kind=keras.Model), ours.BanditData(arrays(), sampler)
+    for use in (plain.fit, plain.evaluate, plain.predict):
+        with pytest.raises(TypeError, match=r"Train with model = BanditModel\(net.inputs, net.outputs\)"):
+            use(data, verbose=0)
+    with pytest.raises(TypeError, match="Keras reads a BanditData outside of BanditModel"):
+        plain.fit(*arrays(), validation_data=data, verbose=0)
+    assert sampler.diagnostics().draws == 0
+    x, y, drawn = next(iter(data))  # whoever looks may look
+    assert len(x) == len(y) == len(drawn) == size
+    a_model().fit(data, verbose=0)
+    assert sampler.diagnostics().updates == 60 // size
+    with pytest.raises(TypeError, match="outside of BanditModel"):
+        plain.fit(data, verbose=0)

@@ -1,5 +1,7 @@
 """Lightning against the plain loop: the same parameters from the same draws, and resumes bit for bit."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,6 +139,42 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, stop, accumulate, workers):
     assert trainer.global_step == (18 if accumulate == 1 else 6)  # an epoch's last batch ends a group
     assert same(model.state_dict(), other.state_dict())
     assert same(bandit.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize("limit", [4, 0.7])
+@pytest.mark.parametrize("stop", [4, 5, 8])
+def test_a_run_of_shorter_epochs_goes_on_bit_for_bit(tmp_path, stop, limit):
+    """Four of six batches: the trainer's epoch ends before the loader's."""
+    options = {"enable_checkpointing": True, "limit_train_batches": limit}
+    bandit, model = ours.BanditCallback(a_sampler()), Net()
+    saving = L.callbacks.ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    a_trainer(tmp_path, bandit, saving, **options).fit(model, bandit.loader(data()))
+    again, other = ours.BanditCallback(a_sampler()), Net()
+    trainer = a_trainer(tmp_path, again, L.callbacks.ModelCheckpoint(tmp_path / "2"), **options)
+    trainer.fit(other, again.loader(data()), ckpt_path=str(tmp_path / f"step={stop}.ckpt"))
+    assert trainer.global_step == 12
+    assert same(model.state_dict(), other.state_dict())
+    assert same(bandit.state_dict()["sampler"], again.state_dict()["sampler"])
+
+
+@pytest.mark.parametrize("way", ["mean", "by hand", "unweighted"])
+def test_losses_without_weights_are_told_once(tmp_path, way):
+    class Maybe(Net):
+        def training_step(self, batch, batch_idx):
+            x, y, drawn = batch
+            logits = self.net(x)
+            losses = F.cross_entropy(logits, y, reduction="none")
+            if way == "by hand":
+                losses = losses * drawn[2]
+            loss = drawn.mean(losses) if way == "mean" else losses.mean()
+            return {"loss": loss, "scores": adambs.scores.cross_entropy(logits, y)}
+
+    bandit = ours.BanditCallback(a_sampler())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a_trainer(tmp_path, bandit, max_epochs=6).fit(Maybe(), bandit.loader(data()))
+    told = [w for w in caught if "nobody asked for their weights" in str(w.message)]
+    assert len(told) == (way == "unweighted")
 
 
 def fit(model, loader, bandit, tmp_path, **options):

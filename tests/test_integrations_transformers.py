@@ -1,6 +1,7 @@
 """Hugging Face's Trainer against the plain loop, for classification and for a causal language model."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -164,6 +165,23 @@ def test_evaluation_is_the_trainers_own(tmp_path):
     found = a_trainer(tmp_path, model, False).evaluate(sentences(False))
     plain = transformers.Trainer(model, arguments(tmp_path), data_collator=collate)
     assert found["eval_loss"] == plain.evaluate(sentences(False))["eval_loss"]
+
+
+def test_a_loss_of_ones_own_that_forgets_the_feedback_is_told(tmp_path):
+    class Forgetful(ours.BanditTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**ours.without_draw(inputs)).loss
+
+    for kind, told in ((Forgetful, 1), (ours.BanditTrainer, 0)):
+        trainer = kind(
+            bert(), arguments(tmp_path), train_dataset=sentences(False), data_collator=collate,
+            sampler=a_sampler(), eval_dataset=sentences(False),
+        )  # fmt: skip
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train()
+        assert sum("6 batches is over and no scores came back" in str(w.message) for w in caught) == told
+        assert not any("nobody asked for their weights" in str(w.message) for w in caught)
 
 
 def test_losses_of_other_heads():

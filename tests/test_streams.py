@@ -208,18 +208,31 @@ def test_bad_use():
     assert same(before, other.state_dict())
 
 
+def doubles(bad):
+    return torch.tensor([2.0, bad, 3.0], dtype=torch.float64)
+
+
 DAMAGES = [
     (
         "worth",
         "squares",
         torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64),
-        "must hold numbers of at least 0",
+        "must hold numbers from 0 to",
     ),
     ("worth", "counts", torch.ones(2, dtype=torch.float64), "counts"),
     ("progress", "taken", [[0, 0, 1.5, 2, 3]], "not all whole numbers"),
     ("progress", "taken", [[0, 0, -1, 2, 3]], "finite and not negative"),
     ("progress", "taken", None, "progress"),
     ("progress", "readers", [1], "readers"),
+    *(("progress", "readers", bad, "readers") for bad in ([0, 0], [0, 1], [1, 0], [2**70, 1], [1, 2**70])),
+    *(("progress", "readers", bad, "readers") for bad in ([1.5, 1], [9, 1])),  # nine processes, batches of 8
+    ("progress", "taken", [[0, 0, 10, 10, 2**52]], "examples, and 3 batches of 8 were delivered"),
+    ("progress", "taken", [[0, 1, 10, 10, 4]], "no such one"),
+    ("progress", "taken", [[0, 0, 10, 10, 2]] * 2, "no such one"),
+    ("progress", "delivered", 0, "readers"),
+    *(("worth", "squares", doubles(bad), "squares") for bad in (1e308, 1e250, 1e205, 1e-250, 5e-324)),
+    *(("worth", "counts", doubles(bad), "counts") for bad in (1e308, 2.0**54, 1e-250, 5e-324)),
+    ("worth", "counts", doubles(0.0), "squares"),  # of no examples
     ("progress", "delivered", "three", "delivered"),
 ]
 
@@ -234,3 +247,50 @@ def test_a_damaged_state_is_refused_and_changes_nothing(part, name, value, words
     with pytest.raises(ValueError, match=words):
         other.load_state_dict(state)
     assert same(before, other.state_dict())
+
+
+@pytest.mark.parametrize("size", [0.0, 5e-324, 1e-200, 1e-100, 1e100, 1e200, 1e308])
+def test_scores_of_any_size_leave_a_state_that_loads(size):
+    """Also when they end, and what was learned fades for a long time."""
+    stream, again = a_stream(memory=1.5), a_stream(memory=1.5)
+    for step in range(1500):
+        draw = stream.draw()
+        stream.update(draw, np.full(8, size if step < 20 else 0.0))
+        if step in (0, 19, 500, 1499):
+            again.load_state_dict(stream.state_dict())
+            assert sum(again.probabilities().values()) == pytest.approx(1)
+            assert np.isfinite(again.numbers()["variance_reduction"])
+
+
+@pytest.mark.parametrize("feedback", ["at once", "late"])
+def test_a_bad_score_names_its_source(feedback):
+    stream, scores = a_stream(feedback=feedback), np.ones(8)
+    stream.load_state_dict(stream.state_dict())
+    draw, scores[3] = stream.draw(), np.nan
+    name = stream.names[draw.indices[3]]
+
+    def go_on():
+        stream.update(draw, torch.from_numpy(scores))
+        stream.draw()
+
+    with pytest.raises(ValueError, match=rf"scores\[3\] is nan \(draw 0, from source '{name}'\)"):
+        go_on()
+
+
+def test_processes_without_a_group_are_warned_once(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    stream = a_stream()
+    with pytest.warns(RuntimeWarning, match="WORLD_SIZE is 4 and torch.distributed is not initialised"):
+        train(stream, 1)
+    train(stream, 2)
+    train(a_stream(group=False), 1)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    train(a_stream(), 1)
+
+
+def test_repr():
+    stream = a_stream()
+    train(stream, 2)
+    words = "BanditStream(3 sources: 'small', 'large', 'huge'; batch_size=8, seed=1: 2 batches delivered)"
+    assert repr(stream) == words
+    assert "'4', ...; batch_size" in repr(adambs.BanditStream([Numbers(0)] * 9, 8))

@@ -1,5 +1,7 @@
 """Carried: a draw as tensors inside a batch, for frameworks that pass batches on."""
 
+import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,20 +15,65 @@ HALF = (torch.float16, torch.bfloat16)
 # Set on the number of a draw whose weights the cap was applied to.
 _CAPPED = "adambs_capped"
 
+# Set on the number of a draw: True once its weights may have been used, False as long as they were not. It is
+# missing from a number that did not come out of a Carried: whoever has that may have the weights as well.
+_WEIGHTED = "adambs_weighted"
 
-class Carried(NamedTuple):
-    """A draw inside a batch: five tensors with one entry for each example, wherever the batch goes."""
+# Who hands batches on, entry by entry, and does not train on them.
+_TRAINERS = {
+    *("adambs", "accelerate", "transformers", "trl", "keras"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities"),
+}
+_HELPERS = {"torch", "collections", "copy", "threading"}
 
+
+class _Entries(NamedTuple):
     number: torch.Tensor
-    """The draw's number, repeated: ``sampler.update`` takes it in the place of the draw."""
     indices: torch.Tensor
-    """Which examples of the data set."""
     weights: torch.Tensor
-    """1/(n p) as float32, times ``units``."""
     limits: torch.Tensor
-    """What weight x score may be where :meth:`mean` is given scores, times ``units``; infinite: no cap."""
     units: torch.Tensor
-    """One; in unequal parts of a batch such that the mean of the parts' means is the batch's."""
+
+
+class Carried(_Entries):
+    """A draw inside a batch: five tensors with one entry for each example, wherever the batch goes.
+
+    ``indices`` are examples of the data set. ``limits`` is what weight x score may be where :meth:`mean` is
+    given scores, times ``units``; infinite: no cap. ``units`` are one; in unequal parts of a batch such that
+    the mean of the parts' means is the batch's.
+    """
+
+    # What is asked for is noted on the number, so that a loop without weights can be told. Where that is not
+    # certain, the weights count as used: a warning to somebody who is right is worse than none.
+
+    __slots__ = ()
+
+    @property
+    def number(self) -> torch.Tensor:
+        """The draw's number, repeated: ``sampler.update`` takes it in the place of the draw."""
+        number = _entry(self, 0)
+        if not hasattr(number, _WEIGHTED):
+            setattr(number, _WEIGHTED, False)
+        return number
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """1/(n p) as float32, times ``units``."""
+        self.lies_open()
+        return _entry(self, 2)
+
+    def __getitem__(self, which: Any) -> Any:
+        self.lies_open()
+        return tuple.__getitem__(self, which)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if torch.compiler.is_compiling() or _by_hand():
+            self.lies_open()
+        return tuple.__iter__(self)
+
+    def lies_open(self) -> None:
+        """The weights may be used by hand, where nobody sees it."""
+        setattr(_entry(self, 0), _WEIGHTED, True)
 
     def mean(self, losses: torch.Tensor, scores: Any = None) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`; with ``scores`` the sampler's cap holds."""
@@ -41,6 +88,34 @@ class Carried(NamedTuple):
         return capped_shares(self.weights, scores, self.limits, self.units)
 
 
+def _entry(carried: Carried, which: int) -> torch.Tensor:
+    """One of the five tensors, without a note."""
+    entry: torch.Tensor = tuple.__getitem__(carried, which)
+    return entry
+
+
+def _by_hand() -> bool:
+    """Whether it is not a trainer that goes through a draw's tensors, to move or to copy them."""
+    frame = sys._getframe(2)
+    while frame is not None and _package(frame) in _HELPERS:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and _package(frame) not in _TRAINERS
+
+
+def _package(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def was_capped(number: Any) -> bool:
     """Whether the cap was applied to the weights of the draw whose carried number this is."""
     return bool(getattr(number, _CAPPED, False))
+
+
+def tells_of_weights(number: Any) -> bool:
+    """Whether this number came out of a :class:`Carried`, so that :func:`was_weighted` is certain."""
+    return hasattr(number, _WEIGHTED)
+
+
+def was_weighted(number: Any) -> bool:
+    """Whether the weights of the draw whose carried number this is were used, or may have been."""
+    return bool(getattr(number, _WEIGHTED, True))

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from adambs import _check
 from adambs._types import Floats, State
-from adambs.carried import was_capped
+from adambs.carried import tells_of_weights, was_capped
 from adambs.draw import Draw
 from adambs.processes import Group
 
@@ -29,8 +29,10 @@ Observer = Callable[[Draw, Floats], None]
 class Awaited:
     """The draws that have had no feedback, by number. The oldest are forgotten when there are very many."""
 
-    def __init__(self, batch_size: int, following: int = 0) -> None:
+    def __init__(self, batch_size: int, following: int = 0, names: Sequence[str] | None = None) -> None:
         self._batch_size = batch_size
+        self.names = names
+        """Of the sources that are drawn, if it is not the examples of a data set."""
         self.following = following
         """The number of the next draw."""
         self._draws: dict[int, Draw] = {}
@@ -83,7 +85,7 @@ class Awaited:
 
     def with_state(self, state: State) -> "Awaited":
         """One like this, in a state from :meth:`state_dict`; or an error."""
-        return Awaited(self._batch_size, _check.count(state, "following"))
+        return Awaited(self._batch_size, _check.count(state, "following"), self.names)
 
 
 def _number(value: Any) -> int:
@@ -102,14 +104,14 @@ def _number(value: Any) -> int:
     return int(value)
 
 
-Arrived = tuple[Draw, Floats, bool]
-"""A draw, its scores, and whether the caller knew it by its number alone, or had a copy of it."""
+Arrived = tuple[Draw, Floats, Draw | torch.Tensor | None]
+"""A draw, its scores, and who knows whether its weights were used; see :class:`Report`."""
 
 
 class Report:
     """The scores of one draw on their way home."""
 
-    __slots__ = ("by_number", "capped", "draw", "fetch", "scores", "skipped")
+    __slots__ = ("capped", "draw", "fetch", "scores", "skipped", "witness")
 
     def __init__(
         self,
@@ -126,8 +128,9 @@ class Report:
         """Waits for them: the draw or its number, and the scores."""
         self.skipped = skipped
         """Waits for whether the optimizer's step was skipped, and the scores are to be dropped."""
-        self.by_number = False
-        """Whether the caller knew the draw by its number alone, or had a copy of it."""
+        self.witness: Draw | torch.Tensor | None = draw
+        """Knows whether the weights were used: the draw, or the number of it that a batch carries. None if
+        the caller had a plain number, or a copy of the draw."""
         self.capped = False
         """Whether that number says that the cap was applied."""
 
@@ -148,7 +151,7 @@ class AtOnce(Policy):
         found = awaited.find(draw)
         if skipped is not None and bool(skipped.item()):
             return Report(found, skipped=lambda: True)
-        return Report(found, checked(found, scores))
+        return Report(found, checked(found, scores, awaited.names))
 
 
 class Late(Policy):
@@ -248,7 +251,8 @@ class Feedback:
         """Check what can be checked now, and start the rest. Changes nothing."""
         report = self._policy.begin(draw, scores, awaited, skipped)
         if draw is not report.draw:
-            report.by_number = getattr(draw, "whole", None) is not report.draw
+            if not isinstance(draw, Draw) or draw.whole is not report.draw:
+                report.witness = draw if tells_of_weights(draw) else None
             report.capped = was_capped(draw)
         return report
 
@@ -258,7 +262,7 @@ class Feedback:
         if draw is not None and scores is not None:
             awaited.close(draw)
             draw.capped |= report.capped
-            return draw, scores, report.by_number
+            return draw, scores, report.witness
         if report.fetch is not None:
             if draw is not None:
                 awaited.close(draw)
@@ -279,10 +283,10 @@ class Feedback:
             if report.skipped is not None and bool(report.skipped()):
                 continue
             try:
-                values = checked(draw, scores)
+                values = checked(draw, scores, awaited.names)
             except ValueError as error:
                 raise ValueError(f"{error}. It came late: draw {draw.number} has taught nothing") from None
-            yield draw, values, report.by_number
+            yield draw, values, report.witness
 
     def drop(self) -> None:
         """Forget what is on its way."""
@@ -308,12 +312,14 @@ def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return wait
 
 
-def checked(draw: Draw, scores: Any) -> Floats:
+def checked(draw: Draw, scores: Any, names: Sequence[str] | None = None) -> Floats:
     """The scores as float64 on the CPU, finite and not negative; or an error that names the example."""
     values, bad = _check.copied_vector("scores", scores, len(draw._indices))
     if bad >= 0:
+        index = draw._indices[bad]
+        where = f"example {index} of the data set" if names is None else f"from source {names[index]!r}"
         raise ValueError(
-            f"scores[{bad}] is {values[bad]} (draw {draw.number}, example {draw._indices[bad]} of the data "
-            "set): every score must be finite and not negative"
+            f"scores[{bad}] is {values[bad]} (draw {draw.number}, {where}): every score must be finite and "
+            "not negative"
         )
     return values

@@ -165,15 +165,11 @@ class BanditLoader:
         epoch = self._tickets.epoch = self.sampler.begin_epoch()
         if self._own_stream is not None:
             self._own_stream.manual_seed(seed_of(self.sampler.seed, epoch.number))
-        updates, delivered = self.sampler.counters.updates, epoch.delivered
         try:
             for number, batch in self.dataloader:
                 draw = self.sampler.part(epoch.deliver(number))
                 yield batch if self.carry else (with_a_way_out(batch), draw)
-            self.sampler.mistakes.epoch_over(
-                epoch.delivered - delivered,
-                self.sampler.counters.updates - updates + len(self.sampler.feedback.late),
-            )
+            self.sampler.mistakes.epoch_over(self.sampler.returned())
         finally:
             epoch.leave()
 

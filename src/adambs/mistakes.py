@@ -10,7 +10,9 @@ import torch
 from torch.utils import _pytree
 
 from adambs._types import Floats
+from adambs.carried import was_weighted
 from adambs.draw import Draw
+from adambs.epochs import Epoch
 
 # Where the code lies that a warning is not about.
 _LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
@@ -30,22 +32,25 @@ class Mistakes:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._to_weight: deque[Draw] = deque()  # with unequal weights, and perhaps still to be weighted
+        # With unequal weights, and perhaps still to be weighted: draws, and who knows of their weights.
+        self._to_weight: deque[tuple[Draw, Draw | torch.Tensor]] = deque()
         self._weighted = 0
         self._equal: list[float] = []
         self._batches = 0
+        # The epoch that is trained on, its batches and all updates before it began here.
+        self._epoch: tuple[Epoch, int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the draws: a copy of a draw does not know what is done with the original."""
-        return {**self.__dict__, "_to_weight": deque()}
+        return {**self.__dict__, "_to_weight": deque(), "_epoch": None}
 
-    def feedback(self, draw: Draw, scores: Floats, *, by_number: bool) -> None:
-        """A draw has come back with its scores."""
-        if self._weighted < _PATIENCE and not by_number and not draw.even:
-            self._to_weight.append(draw)
+    def feedback(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
+        """A draw has come back with its scores. ``witness`` knows whether its weights were used."""
+        if self._weighted < _PATIENCE and witness is not None and not draw.even:
+            self._to_weight.append((draw, witness))
             if len(self._to_weight) > _PATIENCE:
                 self._weighted += 1
-                if not self._to_weight.popleft().weighted:
+                if not _used(*self._to_weight.popleft()):
                     self._weighted = _PATIENCE
                     self._warn(
                         "unweighted",
@@ -72,17 +77,29 @@ class Mistakes:
                 "alone",
                 f"WORLD_SIZE is {processes} and torch.distributed is not initialised, so every process draws "
                 "the same batches: call torch.distributed.init_process_group() before the first draw, or "
-                "build the sampler with group=False if this is meant",
+                "give the sampler or stream group=False if this is meant",
             )
 
-    def epoch_over(self, batches: int, updates: int) -> None:
-        """An epoch of so many batches has brought so many updates."""
-        if batches > 0 and updates == 0:
+    def epoch_begins(self, epoch: Epoch, updates: int) -> None:
+        """An epoch begins, or goes on, after so many updates in all. Without gradients it is no training."""
+        self._epoch = (epoch, epoch.delivered, updates) if torch.is_grad_enabled() else None
+
+    def epoch_over(self, updates: int, least: int = 1) -> None:
+        """There were so many updates in all. An epoch of less than the ``least`` batches was left early."""
+        if self._epoch is None:
+            return
+        epoch, delivered, before = self._epoch
+        batches, self._epoch = epoch.delivered - delivered, None
+        if batches > 0 and epoch.delivered >= least and updates == before:
             self._warn(
                 "silent",
                 f"an epoch of {batches} batches is over and no scores came back, so p cannot learn: call "
                 "optimizer.step(draw, scores) or sampler.update(draw, scores) for each batch",
             )
+
+    def loaded(self) -> None:
+        """A state was loaded: nobody waits for the end of the present epoch."""
+        self._epoch = None
 
     def clipped(self, updates: int, clipped: int, scores: int, rule: object) -> None:
         """So many scores were above the rule's bound."""
@@ -97,6 +114,11 @@ class Mistakes:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(sentence, RuntimeWarning, stacklevel=_depth_of_the_caller())
+
+
+def _used(draw: Draw, witness: Draw | torch.Tensor) -> bool:
+    """Whether the draw's weights were used, by itself or inside its batch."""
+    return draw.weighted or (isinstance(witness, torch.Tensor) and was_weighted(witness))
 
 
 def _depth_of_the_caller() -> int:

@@ -14,7 +14,7 @@ from adambs.candidates import Candidates, Look, Score
 from adambs.cap import Cap
 from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
-from adambs.epochs import Epochs, InEpochs
+from adambs.epochs import Epoch, Epochs, InEpochs
 from adambs.feedback import Awaited, DrawOrNumber, Feedback, Observer, Report
 from adambs.fingerprints import fingerprint
 from adambs.gate import Gate
@@ -138,6 +138,18 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
     def correction(self, value: float) -> None:
         self._correction = _check.unit_interval("correction", value)
 
+    def begin_epoch(self) -> Epoch:
+        """A new epoch, or the rest of the one that a loaded state was in."""
+        # Trainers and plain DataLoaders do not say that one is over. It may have done without its last batch.
+        self.mistakes.epoch_over(self.returned(), max(2, self.n // self.batch_size))
+        epoch = super().begin_epoch()
+        self.mistakes.epoch_begins(epoch, self.returned())
+        return epoch
+
+    def returned(self) -> int:
+        """How often scores came back, those on their way among them."""
+        return self.counters.updates + len(self.feedback.late)
+
     def draw(self, score: Score | None = None) -> Draw:
         """A mini-batch of K examples, or this process's part of it, from p if that pays. O(K log n).
 
@@ -226,7 +238,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         for arrived in self.feedback.collect(self.awaited):
             self._learn(*arrived)
 
-    def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
+    def _learn(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
         self.counters.updates += 1
         self.counters.trained.add(draw._ratios, scores)
         if draw.capped:
@@ -234,7 +246,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         if not draw.learned:
             self.candidates.scatter.add(draw._ratios, scores)
             self._teach(draw, scores)
-        self.mistakes.feedback(draw, scores, by_number=by_number)
+        self.mistakes.feedback(draw, scores, witness)
         for observer in self.observers:
             observer(draw, scores)
 
@@ -308,6 +320,7 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
                 setattr(self, name, part)
             self._connect()
             self.loaded = True
+            self.mistakes.loaded()
             self.processes.unsettle(loaded=True)
 
     def identity(self) -> dict[str, Any]:

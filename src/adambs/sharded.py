@@ -200,7 +200,7 @@ class ShardedSampler(BanditSampler):
                 self._learn_what_is_late()
             return super().check(draw, scores, skipped)
 
-    def _learn(self, draw: Draw, scores: Floats, by_number: bool) -> None:
+    def _learn(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
         assert isinstance(draw, ShardedDraw)
         lesson = draw._lesson or Lesson(scores, self.rule.beside(draw._own, draw._drawn, draw._counts))
         draw._lesson = None
@@ -212,7 +212,7 @@ class ShardedSampler(BanditSampler):
             self.gate.learn(ratios, self.rule.group_ratios[lesson.groups], lesson.scores)
         self.rule.learn(lesson, draw._counts, draw._own)
         self.counters.scores += len(lesson.scores)
-        self.mistakes.feedback(draw, lesson.scores, by_number=by_number)
+        self.mistakes.feedback(draw, lesson.scores, witness)
         for observer in self.observers:
             observer(draw, scores)
 

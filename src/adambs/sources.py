@@ -20,6 +20,12 @@ from adambs._types import Floats, Indices, State
 from adambs.draw import Draw
 from adambs.fetching import carrying
 
+# Larger and smaller scores count as these: their squares, and sums of them, can be computed with.
+_LARGEST, _SMALLEST = 1e100, 1e-100
+
+# No run counts beyond it, and no machine has so many workers.
+_MOST, _MOST_WORKERS = 2.0**53, 2**20
+
 # How many examples' worth of the common mean a source begins with.
 _PRIOR = 5.0
 
@@ -54,8 +60,11 @@ class Worth:
         """Learn from the scores of one batch; older ones fade."""
         S = len(self.shares)
         keep = 1 - 1 / self._memory
-        self._squares = keep * self._squares + np.bincount(sources, scores**2, S)
+        squares = np.minimum(scores, _LARGEST) ** 2
+        self._squares = keep * self._squares + np.bincount(sources, squares, S)
         self._counts = keep * self._counts + np.bincount(sources, minlength=S)
+        self._counts[self._counts < _SMALLEST] = 0.0  # faded
+        self._squares[(self._squares < _SMALLEST**2) | (self._counts == 0)] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """The running sums."""
@@ -66,8 +75,15 @@ class Worth:
         """One like this, in a state from :meth:`state_dict`; or an error."""
         new = Worth(self.shares, self._uniform, self._memory)
         shape = self.shares.shape
-        new._squares = _check.array(state, "squares", shape).copy()
-        new._counts = _check.array(state, "counts", shape).copy()
+        counts = _check.array(state, "counts", shape, most=_MOST, normal=True)
+        squares = _check.array(state, "squares", shape, most=_LARGEST**2 * _MOST, normal=True)
+        tiny = (counts > 0) & (counts < _SMALLEST)
+        if tiny.any():
+            raise ValueError(f"state['counts'] has {counts[tiny][0]}, which would have faded to zero")
+        wrong = ((squares > 0) & (squares < _SMALLEST**2)) | (squares > 1.01 * _LARGEST**2 * counts)
+        if wrong.any():
+            raise ValueError(f"state['squares'] has {squares[wrong][0]}, which no scores add up to")
+        new._squares, new._counts = squares.copy(), counts.copy()
         return new
 
 
@@ -108,16 +124,39 @@ class Progress:
         """One like this, in a state from :meth:`state_dict`; or an error."""
         new = Progress(self._sources, self._batch_size)
         new.delivered = _check.count(state, "delivered")
-        ranks, workers = map(int, _check.numbers(state, "readers", length=2))
-        new.readers = ranks, workers
-        draws = _check.entry(state, "ahead")
+        new.readers = self._readers(_check.numbers(state, "readers", length=2), new.delivered)
+        draws, rows = _check.entry(state, "ahead"), _check.entry(state, "taken")
         new.ahead.extend(Draw.from_list(values, self._sources, self._batch_size) for values in draws)
-        for row in _check.entry(state, "taken"):
+        for row in rows:
             numbers = _check.numbers({"taken": row}, "taken", length=2 + self._sources)
-            if any(number != int(number) for number in numbers):
+            if any(number != int(number) or number > _MOST for number in numbers):
                 raise ValueError(f"state['taken'] counts examples, and {row} are not all whole numbers")
-            new.taken[int(numbers[0]), int(numbers[1])] = np.array(numbers[2:], np.int64)
+            where = int(numbers[0]), int(numbers[1])
+            if where in new.taken or where[0] >= new.readers[0] or where[1] >= new.readers[1]:
+                raise ValueError(f"state['taken'] has a row of rank and worker {where}: there is no such one")
+            new.taken[where] = np.array(numbers[2:], np.int64)
+        read = sum(int(count) for counts in new.taken.values() for count in counts)
+        if read != new.delivered * self._batch_size:
+            raise ValueError(
+                f"state['taken'] has {read} examples, and {new.delivered} batches of {self._batch_size} were "
+                "delivered"
+            )
         return new
+
+    def _readers(self, found: list[float], delivered: int) -> tuple[int, int]:
+        """How many ranks and workers; none before the first batch."""
+        ranks, workers = found
+        least = min(delivered, 1)
+        if (
+            ranks != int(ranks)
+            or workers != int(workers)
+            or not (least <= ranks <= least * self._batch_size and least <= workers <= least * _MOST_WORKERS)
+        ):
+            raise ValueError(
+                f"state['readers'] must be how many processes and workers have read {delivered} batches of "
+                f"{self._batch_size}, not {found}"
+            )
+        return int(ranks), int(workers)
 
 
 class Ticket(NamedTuple):

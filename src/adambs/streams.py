@@ -12,10 +12,14 @@ from adambs.draw import Draw
 from adambs.feedback import Awaited, DrawOrNumber, Feedback
 from adambs.fetching import as_it_is
 from adambs.fingerprints import fingerprint
+from adambs.mistakes import Mistakes
 from adambs.processes import Processes
 from adambs.proposals import RandomStream
 from adambs.sources import Nothing, Progress, Reader, Ticket, Worth
 from adambs.states import MadeOfParts
+
+# So many sources are named where there is little room.
+_NAMED = 5
 
 
 class BanditStream(MadeOfParts):
@@ -100,9 +104,10 @@ class BanditStream(MadeOfParts):
         if not memory > 1:
             raise ValueError(f"memory must be above 1, not {memory}: it counts batches")
         self.worth = Worth(given / given.sum(), *self._settings)
-        self.random, self.awaited = RandomStream(self.seed), Awaited(self.batch_size)
+        self.random, self.awaited = RandomStream(self.seed), Awaited(self.batch_size, names=self.names)
         self.progress = Progress(self.n, self.batch_size)
         self.feedback, self.processes = Feedback(feedback), Processes(group)
+        self.mistakes = Mistakes()
         self.carry = carry
         self._reader = Reader(list(named.values()), self.names, collate_fn or default_collate, sharded, carry)
         self._options = dataloader_options
@@ -191,6 +196,7 @@ class BanditStream(MadeOfParts):
     def _settle(self) -> None:
         if self.processes.settled:
             return
+        self.mistakes.alone(self.processes.left_alone())
         state = {**self.state_dict(), "correction": 1.0}
         self.processes.settle(self.batch_size, lambda: fingerprint(self.identity(), state))
         if self.processes.group is not None:
@@ -227,3 +233,10 @@ class BanditStream(MadeOfParts):
             "uniform": self._settings[0],
             "memory": self._settings[1],
         }
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.names[:_NAMED])) + ", ..." * (self.n > _NAMED)
+        return (
+            f"BanditStream({self.n} sources: {names}; batch_size={self.batch_size}, seed={self.seed}: "
+            f"{self.progress.delivered} batches delivered)"
+        )

@@ -22,7 +22,9 @@ def drawn_in(batch: Any) -> Carried:
     """The draw that a batch of ``BanditLoader(..., carry=True)`` carries; or an error."""
     if isinstance(batch, Mapping):
         if all(name in batch for name in _ENTRIES):
-            return Carried(*(batch[name] for name in _ENTRIES))
+            drawn = Carried(*(batch[name] for name in _ENTRIES))
+            drawn.lies_open()  # whoever has the batch has the weights
+            return drawn
     elif isinstance(batch, list | tuple):
         for entry in reversed(batch):
             if isinstance(entry, Carried):
@@ -43,6 +45,7 @@ def state_between_batches(sampler: BanditSampler, length: int) -> dict[str, Any]
     """The sampler's state, for a trainer that resumes after the last batch of an epoch with the next epoch.
 
     Trainers count batches and never ask for one more, so that the loader does not know that it is done.
+    ``length`` is where the trainer's epoch ends.
     """
     state = sampler.state_dict()
     epoch = state["epochs"]

@@ -6,7 +6,9 @@ model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
 model.fit(data, epochs=3)
 """
 
+import inspect
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -52,11 +54,22 @@ class BanditData(DataLoader):  # type: ignore[type-arg]
         self.bandit_loader, self.bandit = loader, sampler
         self._running: Iterator[Any] | None = None
         self._untrained: Any = None
+        self.in_fit = False
+        """Whether :meth:`BanditModel.fit` trains on it now."""
 
     def __len__(self) -> int:
         return len(self.bandit_loader)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if not self.in_fit and sys._getframe(1).f_globals.get("__name__", "").startswith("keras."):
+            raise TypeError(
+                "Keras reads a BanditData outside of BanditModel.fit, and would take draws for weights of "
+                "examples. Train with model = BanditModel(net.inputs, net.outputs) and model.fit(data); "
+                "evaluate and predict on the arrays themselves"
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         again = self._untrained
         if again is None:
             self._running = iter(self.bandit_loader)
@@ -89,21 +102,23 @@ class BanditModel(keras.Model):  # type: ignore[misc]
         """As ``keras.Model.fit``, on a :class:`BanditData`."""
         if not isinstance(x, BanditData):
             raise TypeError(f"fit wants a BanditData, not {type(x).__name__}; use keras.Model for other data")
-        refuse_evaluation(kwargs.get("validation_data"))
+        given = inspect.signature(keras.Model.fit).bind(self, x, *args, **kwargs).arguments
+        refuse_evaluation(given.get("validation_data"))
         for name in ("class_weight", "sample_weight", "validation_split", "steps_per_epoch"):
-            if kwargs.get(name):
+            if given.get(name):
                 raise TypeError(
                     f"fit takes no {name} with a BanditData: the sampler has the weights and length"
                 )
-        kwargs.setdefault("shuffle", False)
-        self._data = x
+        if "shuffle" not in given:
+            kwargs["shuffle"] = False
+        self._data, x.in_fit = x, True
         hooks = self._averaging()
         try:
             with warnings.catch_warnings():  # an epoch that goes on is shorter than Keras expects
                 warnings.filterwarnings("ignore", "Your input ran out of data")
                 return super().fit(x, *args, **kwargs)
         finally:
-            self._data = None
+            self._data, x.in_fit = None, False
             for hook in hooks:
                 hook.remove()
 

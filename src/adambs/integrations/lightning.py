@@ -65,7 +65,7 @@ class BanditCallback(Callback):  # type: ignore[misc]
                 "from the callback's sampler: trainer.fit(model, bandit.loader(train)). A second training "
                 "loader needs a run of its own"
             )
-        self._length = len(ours)
+        self._length = int(min(len(ours), trainer.num_training_batches))  # limit_train_batches may take fewer
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """The first batch after a checkpoint finds torch's random streams as they were."""
