@@ -25,6 +25,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",  # tutorial/, executed
     "mathml",
     "recorded",
+    "trainers",
 ]
 exclude_patterns = ["_build", "tutorial", "built/index.rst", "**/sg_execution_times.rst"]
 
