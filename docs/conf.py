@@ -26,6 +26,7 @@ extensions = [
     "mathml",
     "recorded",
     "trainers",
+    "attributes",
 ]
 exclude_patterns = ["_build", "tutorial", "built/index.rst", "**/sg_execution_times.rst"]
 
