@@ -25,6 +25,8 @@ extensions = [
     "sphinx_gallery.gen_gallery",  # tutorial/, executed
     "mathml",
     "recorded",
+    "trainers",
+    "attributes",
 ]
 exclude_patterns = ["_build", "tutorial", "built/index.rst", "**/sg_execution_times.rst"]
 

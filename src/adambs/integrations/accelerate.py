@@ -1,14 +1,16 @@
 """accelerate: a prepared loader whose batches carry draws, registered for checkpoints.
 
-loader = prepare(accelerator, train, sampler)
-for x, y, drawn in loader:
-    with accelerator.accumulate(model):
-        logits = model(x)
-        scores = adambs.scores.cross_entropy(logits, y)
-        accelerator.backward(drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores))
-        sampler.update(drawn.number, scores)
-        optimizer.step()
-        optimizer.zero_grad()
+::
+
+    loader = prepare(accelerator, train, sampler)
+    for x, y, drawn in loader:
+        with accelerator.accumulate(model):
+            logits = model(x)
+            scores = adambs.scores.cross_entropy(logits, y)
+            accelerator.backward(drawn.mean(F.cross_entropy(logits, y, reduction="none"), scores))
+            sampler.update(drawn.number, scores)
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 from collections.abc import Iterator

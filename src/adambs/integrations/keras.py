@@ -1,9 +1,11 @@
 """Keras 3 on its torch backend: a data set that draws, and a model whose ``fit`` learns p.
 
-data = BanditData((x, y), adambs.BanditSampler(len(x), batch_size=64))
-model = BanditModel(net.inputs, net.outputs)
-model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
-model.fit(data, epochs=3)
+::
+
+    data = BanditData((x, y), adambs.BanditSampler(len(x), batch_size=64))
+    model = BanditModel(net.inputs, net.outputs)
+    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
+    model.fit(data, epochs=3)
 """
 
 import inspect

@@ -1,5 +1,7 @@
 """Lightning: a callback that feeds the sampler and saves it, and a loader whose batches carry their draws.
 
+::
+
     bandit = BanditCallback(adambs.BanditSampler(len(train), batch_size=64))
     trainer = L.Trainer(callbacks=[bandit])
     trainer.fit(model, bandit.loader(train))

@@ -1,5 +1,7 @@
 """Hugging Face's Trainer with bandit sampling, for classification and for causal language models.
 
+::
+
     trainer = BanditTrainer(model, args, train_dataset=train)
 
 in the place of ``Trainer``. For a trainer that is a subclass already, such as TRL's::

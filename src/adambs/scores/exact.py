@@ -120,12 +120,12 @@ class _Tap(torch.autograd.Function):
 class ExactNorms:
     """The norm of each example's own gradient, over all trainable parameters of `model`.
 
-    ```python
-    norms = ExactNorms(model)
-    ...
-    draw.mean(losses).backward()
-    optimizer.step(draw, norms(draw))
-    ```
+    ::
+
+        norms = ExactNorms(model)
+        ...
+        draw.mean(losses).backward()
+        optimizer.step(draw, norms(draw))
 
     What must hold: the backpropagated loss is `draw.mean(losses)`, losses[k] depends on example k
     alone, and every layer has the examples as its first dimension (recurrent layers and attention:

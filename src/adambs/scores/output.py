@@ -155,12 +155,12 @@ def mse_loss(output: Tensor, target: Tensor) -> Tensor:
 def output_norms(draw: HasWeights, output: Tensor, *, scale: float = 1.0) -> Tensor:
     """Return ‖∂loss_k/∂output_k‖ for any loss, from the gradient that training left at `output`.
 
-    ```python
-    output = model(x)
-    output.retain_grad()
-    draw.mean(losses(output, y)).backward()
-    score = output_norms(draw, output)
-    ```
+    ::
+
+        output = model(x)
+        output.retain_grad()
+        draw.mean(losses(output, y)).backward()
+        score = output_norms(draw, output)
 
     Args:
         draw: The draw whose `mean` of the losses was backpropagated.

@@ -27,7 +27,7 @@ class TokenLosses(NamedTuple):
     """What `causal_lm` returns, one entry for each example, or document."""
 
     losses: Tensor
-    """(K,) sums of token losses over the constant, for `draw.mean(losses).backward()`."""
+    """(K,) sums of token losses over the constant, for `draw.mean(losses, scores).backward()`."""
     scores: Tensor
     """(K,) norms of their gradients at the logits, detached, for `sampler.update(draw, scores)`."""
 
@@ -45,10 +45,11 @@ def causal_lm(
 ) -> TokenLosses:
     """Return each example's sum of token losses over a constant, and ‖∂loss_k/∂logits_k‖.
 
-    ```python
-    losses, scores = adambs.scores.causal_lm(model(tokens), labels, constant=256)
-    draw.mean(losses).backward()
-    ```
+    ::
+
+        losses, scores = adambs.scores.causal_lm(model(tokens), labels, constant=256)
+        draw.mean(losses, scores).backward()
+        sampler.update(draw, scores)
 
     A mean over the positions of a padded batch would depend on the longest row that happens to be in it, and
     a mean over each example's own tokens would count the tokens of short examples more. So it is a sum, over
