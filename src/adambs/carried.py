@@ -1,6 +1,5 @@
 """Carried: a draw as tensors inside a batch, for frameworks that pass batches on."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,13 +17,6 @@ _CAPPED = "adambs_capped"
 # Set on the number of a draw: True once its weights may have been used, False as long as they were not. It is
 # missing from a number that did not come out of a Carried: whoever has that may have the weights as well.
 _WEIGHTED = "adambs_weighted"
-
-# Who hands batches on, entry by entry, and does not train on them.
-_TRAINERS = {
-    *("adambs", "accelerate", "transformers", "trl", "keras"),
-    *("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities"),
-}
-_HELPERS = {"torch", "collections", "copy", "threading"}
 
 
 class _Entries(NamedTuple):
@@ -44,7 +36,8 @@ class Carried(_Entries):
     """
 
     # What is asked for is noted on the number, so that a loop without weights can be told. Where that is not
-    # certain, the weights count as used: a warning to somebody who is right is worse than none.
+    # certain, as when all five are taken apart, the weights count as used: a warning to somebody who is right
+    # is worse than none. Trainers take batches apart to move them: an adapter says when that is over.
 
     __slots__ = ()
 
@@ -67,13 +60,16 @@ class Carried(_Entries):
         return tuple.__getitem__(self, which)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        if torch.compiler.is_compiling() or _by_hand():
-            self.lies_open()
+        self.lies_open()
         return tuple.__iter__(self)
 
     def lies_open(self) -> None:
         """The weights may be used by hand, where nobody sees it."""
         setattr(_entry(self, 0), _WEIGHTED, True)
+
+    def handed_over(self) -> None:
+        """It was the trainer that took it apart; from now on it is the user."""
+        setattr(_entry(self, 0), _WEIGHTED, False)
 
     def mean(self, losses: torch.Tensor, scores: Any = None) -> torch.Tensor:
         """(1/K) sum_k losses[k] / (n p_k), as :meth:`Draw.mean`; with ``scores`` the sampler's cap holds."""
@@ -92,18 +88,6 @@ def _entry(carried: Carried, which: int) -> torch.Tensor:
     """One of the five tensors, without a note."""
     entry: torch.Tensor = tuple.__getitem__(carried, which)
     return entry
-
-
-def _by_hand() -> bool:
-    """Whether it is not a trainer that goes through a draw's tensors, to move or to copy them."""
-    frame = sys._getframe(2)
-    while frame is not None and _package(frame) in _HELPERS:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and _package(frame) not in _TRAINERS
-
-
-def _package(frame: Any) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def was_capped(number: Any) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from adambs.carried import Carried
 from adambs.integrations._common import drawn_in, missing, refuse_evaluation, state_between_batches
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
@@ -71,6 +72,9 @@ class BanditCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """The first batch after a checkpoint finds torch's random streams as they were."""
+        for entry in batch if isinstance(batch, list | tuple) else ():
+            if isinstance(entry, Carried):
+                entry.handed_over()
         if self._random is not None and trainer.world_size == 1:  # the state of rank 0 is not that of others
             torch.set_rng_state(self._random["cpu"])
             if len(self._random["cuda"]) == torch.cuda.device_count():
