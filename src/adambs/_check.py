@@ -20,7 +20,6 @@ from adambs._jit import carray, kernel, pointer
 SMALLEST_NORMAL = sys.float_info.min
 
 _PLAIN = (torch.float32, torch.float64)
-
 _DTYPES = {
     "float64": (torch.float64, "numbers (float64)"),
     "float32": (torch.float32, "numbers (float32)"),

@@ -22,8 +22,7 @@ class Draw:
     """K examples drawn from p, and the probabilities with which they were drawn.
 
     The probabilities are those of the time of drawing and never change: they make the estimate unbiased
-    however late the batch is used. The tensors are copies: whatever is done to them, the sampler does not
-    see it.
+    however late the batch is used. The tensors are copies: what is done to them the sampler does not see.
     """
 
     __slots__ = (
