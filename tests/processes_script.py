@@ -385,7 +385,8 @@ def parts(folder):
     draws = [sampler.draw(), copied.draw()]
     assert [len(draw) for draw in draws] == [stop - start] * 2
     sampler.update(draws[0].number, draws[0].weights)
-    sampler.update(sampler.draw().carried().number, draws[0].weights)
+    carried = sampler.draw().carried()
+    sampler.update(carried.number, carried.weights)
     assert sampler.diagnostics().updates == 3
     batch = next(iter(sampler))
     assert len(batch) == stop - start
