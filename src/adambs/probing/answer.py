@@ -259,7 +259,10 @@ class Answer:
         if self.potential:
             first, last = self.potential[0][1], self.potential[-1][1]
             rows.append(
-                ("to win", f"the best p lowers the noise {first:.2f} times at first, {last:.2f} at the end")
+                (
+                    "to win",
+                    f"the best p divides the second moment by {first:.2f} at first, {last:.2f} at the end",
+                )
             )
             half = self.planned / 2
             how = "as measured" if half <= self.steps else f"continued from {self.steps:,}"
@@ -273,11 +276,14 @@ class Answer:
             until, seen = self.race
             rows.append(("seen", f"{seen:.2f} times as fast in steps, in the first {until:,} of the probe"))
         if self.noise:
-            known = math.isfinite(self.noise_now)
-            much = f"{self.noise_now:.3g} times the mean gradient" if known else "drowns the mean gradient"
+            much = "drowns the mean gradient"
+            if math.isfinite(self.noise_now):
+                much = f"squared, {self.noise_now:.3g} times the mean gradient's square"
             rows.append(("noise", f"{much}, in batches of {self.batch_size}"))
         for name, told in sorted(self.contexts.items()):
-            rows.append(("context", f"{name} alone would lower the noise {told[-1][1]:.2f} times at the end"))
+            rows.append(
+                ("context", f"{name} alone would divide the second moment by {told[-1][1]:.2f} at the end")
+            )
         if math.isfinite(self.step_seconds):
             costs = f"{1000 * self.step_seconds:.2f} ms; the bandit adds {100 * self.overhead:.1f} %"
             rows.append(("a step", f"{costs}, a look at a batch takes {100 * self.look:.0f} %"))
