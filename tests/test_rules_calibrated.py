@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adambs
-from adambs.rules import calibrated
+from adambs.rules import grouping
 
 
 class DenseCalibrated:
@@ -69,24 +69,64 @@ def test_it_is_its_dense_version(n, K, uniform, memory, prior, scale, seed):
         np.testing.assert_allclose(sampler.probabilities(), dense.p(), rtol=1e-9)
 
 
-def test_the_order_stays_a_permutation_that_agrees_with_the_places():
+def assert_consistent(members):
+    """Each example has one slot, in a chunk of its group; the list has all of them, group after group."""
+    n, everyone = members.n, np.arange(members.n)
+    listed, groups, sizes = members.listed(), members.groups(), members.sizes
+    np.testing.assert_array_equal(np.sort(listed), everyone)
+    np.testing.assert_array_equal(groups[listed], np.repeat(np.arange(grouping.GROUPS), sizes))
+    slots = members.place ^ everyone
+    np.testing.assert_array_equal(members.order[slots] ^ slots, everyone)
+    np.testing.assert_array_equal(members.owner[slots // grouping._CHUNK], groups)
+    runs = members.table[grouping._RUN]
+    np.testing.assert_array_equal(np.diff(runs), sizes // grouping._CHUNK)
+    chunks = np.concatenate([members.full[:-1], members.table[grouping._TAIL, : grouping.GROUPS]])
+    np.testing.assert_array_equal(np.sort(chunks), np.arange(n // grouping._CHUNK + grouping.GROUPS))
+    ratios = np.ones(grouping.GROUPS)  # each member is found once, in its place of the list
+    found, _ = members.draw(np.cumsum(sizes * ratios), ratios, (everyone + 0.5) / n)
+    np.testing.assert_array_equal(found, listed)
+
+
+@given(
+    n=st.sampled_from([1, 255, 256, 257, 512, 3000]),
+    crowded=st.integers(1, grouping.SCORED),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_members_move_as_in_a_dense_version_and_resume_in_order(n, crowded, seed):
+    """Waves between few groups fill chunks and empty them; a copy made from the list goes on alike."""
+    random = np.random.default_rng(seed)
+    members, groups = grouping.Members(n), np.full(n, grouping.SCORED)
+    for wave in range(6):
+        indices = random.integers(0, n, random.integers(1, 2 * n + 1))
+        targets = random.choice(random.integers(0, grouping.SCORED, crowded), len(indices))
+        loaded = grouping.Members.of(members.listed(), members.sizes.copy())
+        for each in (members, loaded):
+            each.move(indices + 7, 7, targets)
+        for j, target in zip(indices, targets, strict=True):
+            groups[j] = target
+        np.testing.assert_array_equal(members.groups(), groups)
+        np.testing.assert_array_equal(members.sizes, np.bincount(groups, minlength=grouping.GROUPS))
+        np.testing.assert_array_equal(loaded.listed(), members.listed(), err_msg=f"wave {wave}")
+        assert_consistent(members)
+        assert_consistent(loaded)
+
+
+def test_every_example_has_a_slot_of_a_chunk_of_its_group():
     rule = taught(adambs.BanditSampler(300, 20, rule=adambs.Calibrated()), 200).rule
-    np.testing.assert_array_equal(np.sort(rule.order), np.arange(300))
-    np.testing.assert_array_equal(rule.order[rule._place ^ np.arange(300)], np.arange(300))
-    assert (np.diff(rule.bounds) >= 0).all()
+    assert_consistent(rule.members)
     assert len(np.unique(rule.groups())) > 10
 
 
 def test_examples_are_numbered_with_four_bytes_each():
     rule = taught(adambs.BanditSampler(300, 20, rule=adambs.Calibrated()), 200).rule
     assert rule.state_dict()["order"].dtype == torch.int32
-    assert rule._order.dtype == rule._place.dtype == np.int32
+    assert rule.members.order.dtype == rule.members.place.dtype == np.int32
 
 
 def test_more_examples_than_four_bytes_can_number(monkeypatch):
     """The same rule with 8 bytes each: only what is stored differs."""
     few = taught(adambs.BanditSampler(300, 20, rule=adambs.Calibrated()), 100)
-    monkeypatch.setattr(calibrated, "_MOST_INT32", 299)
+    monkeypatch.setattr(grouping, "_MOST_INT32", 299)
     many = taught(adambs.BanditSampler(300, 20, rule=adambs.Calibrated()), 100)
     state = many.rule.state_dict()
     assert state["order"].dtype == torch.int64
@@ -110,14 +150,15 @@ def test_an_order_that_is_no_permutation_is_refused(position, value):
 
 
 def test_a_hundred_million_examples_are_drawn_one_by_one():
-    """Middles of members at all ends of uneven groups, in exact arithmetic. Zeros are the identity."""
+    """Middles of members at all ends of uneven groups, in exact arithmetic."""
     n = 10**8
-    sizes = np.zeros(calibrated._SCORED + 1, np.int64)
+    sizes = np.zeros(grouping.GROUPS, np.int64)
     sizes[[0, 7, 30, 60, 89, 90]] = [1, 40_000_000, 3, 9_999_999, 1, n - 50_000_004]
     bounds = np.concatenate([[0], sizes.cumsum()])
-    means, draws = np.ones(91), np.zeros(91)
-    ratios, sums = np.empty_like(means), np.empty_like(means)
-    calibrated._settle(ratios, sums, bounds, means, draws, 5.0, 0.05)
+    worth = grouping.nothing_known()
+    worth[grouping.MEANS] = 1.0
+    grouping.settle(worth, sizes, 5.0, 0.05)
+    ratios, sums = worth[grouping.RATIOS], worth[grouping.SUMS]
     assert sums[-1] == pytest.approx(n, rel=1e-12)
     exact = [Fraction(float(r)) for r in ratios]
     total = sum(int(size) * r for size, r in zip(sizes, exact, strict=True))
@@ -128,8 +169,8 @@ def test_a_hundred_million_examples_are_drawn_one_by_one():
                 u.append(float((before + (int(member) + part) * exact[g]) / total))
                 expected.append(bounds[g] + member)
         before += int(sizes[g]) * exact[g]
-    indices, drawn = np.empty(len(u), np.int64), np.empty(len(u))
-    calibrated._draw(np.zeros(n, np.int32), bounds, sums, ratios, np.array(u), indices, drawn)
+    members = grouping.Members.of(np.arange(n, dtype=np.int32), sizes)
+    indices, drawn = members.draw(sums, ratios, np.array(u))
     np.testing.assert_array_equal(indices, expected)
     assert ratios.min() < 0.06 < 1 < ratios.max()
     assert set(drawn) == set(ratios[sizes > 0])
@@ -142,7 +183,7 @@ def test_starting_from_a_hundred_million_writes_nothing():
     assert rule.spread() == pytest.approx((1, 0), abs=1e-15)
 
 
-@given(n=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
+@given(n=st.integers(1, 2000), seed=st.integers(0, 2**32 - 1))
 def test_initial_weights_are_grouped_like_scores(n, seed):
     """Counting sort in start, against moving each example from group to group in observe."""
     weights = np.random.default_rng(seed).gamma(0.2, 1.0, n) ** 3 + 1e-300
@@ -151,10 +192,10 @@ def test_initial_weights_are_grouped_like_scores(n, seed):
     moved.start(n, 1, None)
     moved.observe(np.arange(n), weights)
     assert np.array_equal(sorted_.groups(), moved.groups())
-    assert np.array_equal(sorted_.bounds, moved.bounds)
+    assert np.array_equal(sorted_.group_sizes, moved.group_sizes)
     assert sorted_.unit == moved.unit
-    np.testing.assert_array_equal(np.sort(sorted_.order), np.arange(n))
-    np.testing.assert_array_equal(sorted_.order[sorted_._place ^ np.arange(n)], np.arange(n))
+    assert_consistent(sorted_.members)
+    assert_consistent(moved.members)
 
 
 @pytest.mark.parametrize("first", [1e-300, 1e-308, 1.0])

@@ -95,7 +95,7 @@ def assert_consistent(rule):
     """Members are by context, unseen ones first; trees are the sums of what they stand for."""
     contexts, a = rule.contexts, rule.contexts.arrays
     unseen = np.zeros(rule.n, bool)
-    unseen[rule.order[rule.bounds[-2] :]] = True
+    unseen[rule.order[rule.members.bounds[-2] :]] = True
     for c in range(len(contexts)):
         members = a.members[a.starts[c] : a.starts[c + 1]]
         assert sorted(members) == np.flatnonzero(a.labels == c).tolist()

@@ -83,8 +83,12 @@ def problems(sampler, seconds):
     if abs(sampler.probabilities().sum() - 1) > 1e-9:
         found.append("p does not sum to one")
     if isinstance(sampler.rule, Calibrated):
-        order, places = sampler.rule.order, sampler.rule._place ^ np.arange(N)
-        if not (np.array_equal(np.sort(order), np.arange(N)) and np.array_equal(order[places], np.arange(N))):
+        members = sampler.rule.members
+        slots = members.place ^ np.arange(N)
+        if not (
+            np.array_equal(np.sort(members.listed()), np.arange(N))
+            and np.array_equal(members.order[slots] ^ slots, np.arange(N))
+        ):
             found.append("the order is no permutation")
     try:
         sampler.parse_state(sampler.state_dict())

@@ -98,8 +98,7 @@ class Contexts:
         u: Floats,
         before: float,
         total: float,
-        order: NDArray[Any],
-        begin: int,
+        count: int,
         scale: float,
         share: float,
         indices: Indices,
@@ -107,12 +106,12 @@ class Contexts:
     ) -> None:
         """Where the quantile u[k] falls on the unseen, write the example to indices[k], r to ratios[k].
 
-        An unseen example has r = scale x root + share, and the quantiles of the unseen are those from
-        ``before`` to ``total`` of ``total``. The uniform share comes first: all unseen examples, in the order
-        of ``order`` from ``begin`` on (XORed with the position, as :class:`Calibrated` has it). Then come the
-        contexts, each with left x root, and the fresh ones. O(K log C).
+        Each of the ``count`` unseen examples has r = scale x root + share, and their quantiles are those from
+        ``before`` to ``total`` of ``total``. The uniform share comes first: all unseen examples in some
+        order, and indices[k] is the one already. Then come the contexts, each with left x root, and the fresh
+        ones. O(K log C).
         """
-        _draw_into(self.arrays, u, before, total, order, begin, scale, share, indices, ratios)
+        _draw_into(self.arrays, u, before, total, count, scale, share, indices, ratios)
 
     def ratios_into(self, indices: Indices, scale: float, share: float, ratios: Floats) -> None:
         """Write r = scale x root + share to ratios[k] if indices[k] is unseen. O(K)."""
@@ -244,14 +243,12 @@ def _draw_into(
     u: Floats,
     before: float,
     total: float,
-    order: NDArray[Any],
-    begin: int,
+    count: int,
     scale: float,
     share: float,
     indices: Indices,
     ratios: Floats,
 ) -> None:
-    count = len(order) - begin
     if count == 0:
         return
     fresh_root = np.sqrt(a.fresh[0])
@@ -261,8 +258,7 @@ def _draw_into(
         if wanted < 0.0:
             continue
         if wanted < share * count or scale * roots == 0.0:
-            position = begin + int(min(wanted / share, count - 1.0))
-            j = order[position] ^ position
+            j = indices[k]
             c = a.labels[j]
         else:
             wanted = (wanted - share * count) / scale

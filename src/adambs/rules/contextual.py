@@ -10,8 +10,9 @@ from adambs import _check
 from adambs._jit import kernel
 from adambs._types import Floats, Indices
 from adambs.rules.base import Rule
-from adambs.rules.calibrated import _MIDDLES_SQUARED, _SCORED, Calibrated
+from adambs.rules.calibrated import Calibrated
 from adambs.rules.contexts import Contexts
+from adambs.rules.grouping import DRAWS, GROUPS, MEANS, MIDDLES_SQUARED, RATIOS, SCORED, SUMS
 from adambs.rules.labels import fingerprint, numbered
 
 
@@ -58,25 +59,16 @@ class Contextual(Calibrated):
         return Calibrated.in_context(self, context)
 
     def _settle(self) -> None:
-        self.group_ratios, self.group_sums, self._scale, self._share = _settled(
-            self.bounds, self.means, self.draws, self.prior, self.uniform, self.contexts.total
+        self._scale, self._share = _settle(
+            self._worth, self.group_sizes, self.prior, self.uniform, self.contexts.total
         )
 
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
         """As of :class:`Calibrated`; a quantile of the unseen falls into a context. O(K log C)."""
         indices, ratios = super().draw(u)
-        before, total = self.group_sums[_SCORED - 1], self.group_sums[_SCORED]
-        self.contexts.draw_into(
-            u,
-            before,
-            total,
-            self._order,
-            int(self.bounds[_SCORED]),
-            self._scale,
-            self._share,
-            indices,
-            ratios,
-        )
+        before, total = self.group_sums[SCORED - 1], self.group_sums[SCORED]
+        count = int(self.group_sizes[SCORED])
+        self.contexts.draw_into(u, before, total, count, self._scale, self._share, indices, ratios)
         return indices, ratios
 
     def ratios(self, indices: Indices | None = None) -> Floats:
@@ -95,7 +87,7 @@ class Contextual(Calibrated):
 
     def spread(self) -> tuple[float, float]:
         """The means of r^2 and of r log r. O(groups + contexts)."""
-        sizes, r = np.diff(self.bounds)[:_SCORED], self.group_ratios[:_SCORED]
+        sizes, r = self.group_sizes[:SCORED], self.group_ratios[:SCORED]
         squares, r_log_r = self.contexts.spread(self._scale, self._share)
         return (
             (float(sizes @ r**2) + squares) / self.n,
@@ -113,8 +105,7 @@ class Contextual(Calibrated):
     def with_state(self, state: Mapping[str, Any]) -> Self:
         """A new rule in this state, or ``ValueError``."""
         new = super().with_state(state)
-        unseen = np.zeros(self.n, np.bool_)
-        unseen[new.order[new.bounds[_SCORED] :]] = True
+        unseen = new.members.groups() == SCORED
         new.contexts = self.contexts.with_state(_check.mapping(state, "contexts"), unseen, self.memory)
         new._settle()
         return new
@@ -127,27 +118,29 @@ def chosen(rule: Rule | None, context: Any) -> Rule:
 
 
 @kernel
-def _settled(
-    bounds: Indices, means: Floats, draws: Floats, prior: float, uniform: float, unseen: float
-) -> tuple[Floats, Floats, float, float]:
+def _settle(
+    worth: Floats, sizes: Indices, prior: float, uniform: float, unseen: float
+) -> tuple[float, float]:
     """As of :class:`Calibrated`, with the sum of the roots of all ``unseen`` examples given.
 
-    The last two numbers are the scale and the share: an unseen example has r = scale x root + share.
+    Returns the scale and the share: an unseen example has r = scale x root + share. The share is what the
+    group of the unseen gets for its ratio: by it :meth:`Contextual.draw` finds a member of the uniform part.
     """
-    ratios, sums = np.empty(_SCORED + 1), np.empty(_SCORED + 1)
-    total = unseen
-    for g in range(_SCORED):
-        value = means[g] + (_MIDDLES_SQUARED[g] - means[g]) * (prior / (draws[g] + prior))
-        ratios[g] = np.sqrt(value)
-        total += ratios[g] * (bounds[g + 1] - bounds[g])
-    n, count = bounds[_SCORED + 1], bounds[_SCORED + 1] - bounds[_SCORED]
+    total, n = unseen, 0
+    for g in range(GROUPS):
+        n += sizes[g]
+    for g in range(SCORED):
+        value = worth[MEANS, g]
+        value += (MIDDLES_SQUARED[g] - value) * (prior / (worth[DRAWS, g] + prior))
+        worth[RATIOS, g] = np.sqrt(value)
+        total += worth[RATIOS, g] * sizes[g]
     scale = (1.0 - uniform) * n / total if total > 0.0 else 0.0
     share = uniform if total > 0.0 else 1.0
     running = 0.0
-    for g in range(_SCORED):
-        ratios[g] = scale * ratios[g] + share
-        running += ratios[g] * (bounds[g + 1] - bounds[g])
-        sums[g] = running
-    sums[_SCORED] = running + (scale * unseen + share * count)
-    ratios[_SCORED] = (scale * unseen + share * count) / max(count, 1)  # the mean over all of them
-    return ratios, sums, scale, share
+    for g in range(SCORED):
+        worth[RATIOS, g] = scale * worth[RATIOS, g] + share
+        running += worth[RATIOS, g] * sizes[g]
+        worth[SUMS, g] = running
+    worth[RATIOS, SCORED] = share
+    worth[SUMS, SCORED] = running + (scale * unseen + share * sizes[SCORED])
+    return scale, share

@@ -17,10 +17,11 @@ import torch
 from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.proposals import RandomStream
-from adambs.rules import calibrated, shard_kernels
+from adambs.rules import grouping, shard_kernels
 from adambs.rules.base import first_unit
-from adambs.rules.calibrated import _LARGEST, _SCORED, _UNSEEN_GROUPS, Calibrated
-from adambs.rules.shard_kernels import FROM_A_PASS, GROUP, Bytes, ratios_of
+from adambs.rules.calibrated import Calibrated
+from adambs.rules.grouping import GROUP, GROUPS, SCORED, Members
+from adambs.rules.shard_kernels import FROM_A_PASS, Bytes, ratios_of
 
 
 class Piece(NamedTuple):
@@ -89,19 +90,6 @@ class SharedStream(RandomStream):
         return new
 
 
-class _Shard:
-    """Which examples of a shard are in which group: the large part of :class:`Calibrated`."""
-
-    def __init__(self, length: int, groups: int) -> None:
-        self.order, self.place = calibrated._zeros(length), calibrated._zeros(length)
-        self.bounds = np.zeros(groups + 1, np.int64)
-        self.bounds[_SCORED + 1 :] = length
-
-    def groups(self, indices: Indices, first: int) -> Bytes:
-        """The group of some examples of the shard, whose first one has this number."""
-        return shard_kernels.groups_at(self.place, self.bounds, indices, first)
-
-
 class ShardedCalibrated(Calibrated):
     """:class:`Calibrated` over shards, of which this process keeps some. The same p, to rounding.
 
@@ -127,17 +115,20 @@ class ShardedCalibrated(Calibrated):
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
         """Nothing seen. O(V groups)."""
         self.n, self.batch_size, self.unit = n, batch_size, 0.0
-        self.means = np.append(np.zeros(_SCORED), np.ones(_UNSEEN_GROUPS))
-        self.draws = np.zeros(len(self.means))
-        self.bounds = np.zeros(len(self.means) + 1, np.int64)
-        self.sizes = np.zeros((len(self.lengths), len(self.means)), np.int64)
-        self.sizes[:, _SCORED] = self.lengths
-        self.shards = {v: _Shard(int(self.lengths[v]), len(self.means)) for v in self.owned}
+        self._worth = grouping.nothing_known()
+        self.sizes = np.zeros((len(self.lengths), GROUPS), np.int64)
+        self.sizes[:, SCORED] = self.lengths
+        self.shards = {v: Members(int(self.lengths[v])) for v in self.owned}
         self._settle()
+
+    @property
+    def group_sizes(self) -> Indices:
+        """How many examples are in each group, in all shards."""
+        return self._totals
 
     def _settle(self) -> None:
         """The ratio of each group, as if there was one shard, and the mass of each shard."""
-        shard_kernels.add_up(self.sizes, self.bounds)
+        self._totals = shard_kernels.add_up(self.sizes)
         super()._settle()
         self.masses = shard_kernels.masses_of(self.sizes, self.group_ratios)
 
@@ -157,12 +148,10 @@ class ShardedCalibrated(Calibrated):
             u = random.part(B, ours.start, ours.stop)
         found, done = [np.empty(0, np.int64)], 0
         for v in self.owned:
-            shard, count = self.shards[v], int(counts[v])
+            count = int(counts[v])
             if count:
                 sums = np.cumsum(self.sizes[v] * self.group_ratios)
-                part = u[done : done + count]
-                local, ratios = np.empty(count, np.int64), np.empty(count)
-                calibrated._draw(shard.order, shard.bounds, sums, self.group_ratios, part, local, ratios)
+                local, _ = self.shards[v].draw(sums, self.group_ratios, u[done : done + count])
                 found.append(local + self.first[v])
             done += count
         indices = np.concatenate(found)
@@ -208,24 +197,15 @@ class ShardedCalibrated(Calibrated):
         """All that :meth:`Calibrated.observe` does. ``indices`` are those of this process."""
         if not self.unit:
             self.unit = first_unit(lesson.scores)
-        targets = shard_kernels.absorb(
-            lesson.scores,
-            lesson.beside,
-            counts,
-            self.sizes,
-            self.means,
-            self.draws,
-            self.unit,
-            self.memory,
+        targets = grouping.absorb(
+            lesson.scores, lesson.beside, counts, self.sizes, self._worth, self.unit, self.memory
         )
         targets, done = targets[self._ours(counts)], 0
         for v in self.owned:
             count = int(counts[v])
             if count:
-                shard, part = self.shards[v], slice(done, done + count)
-                calibrated._move_all(
-                    shard.order, shard.place, shard.bounds, indices[part] - self.first[v], targets[part]
-                )
+                part = slice(done, done + count)
+                self.shards[v].move(indices[part], int(self.first[v]), targets[part])
             done += count
         self._settle()
 
@@ -254,30 +234,26 @@ class ShardedCalibrated(Calibrated):
 
     def state_dict(self) -> dict[str, Any]:
         """That, and the order of the examples in the shards of this process, 4 bytes each."""
-        orders = {str(v): torch.from_numpy(calibrated._unfolded(s.order)) for v, s in self.shards.items()}
+        orders = {str(v): torch.from_numpy(members.listed()) for v, members in self.shards.items()}
         return {**self.shared_state(), "shards": orders}
 
     def with_state(self, state: Mapping[str, Any]) -> Self:
         """A new rule in this state, which must have the shards of this process; or ``ValueError``."""
-        new, groups = copy.copy(self), len(self.means)
-        new.bounds = self.bounds.copy()
-        new.sizes = _check.array(state, "sizes", (len(self.lengths), groups), "int64", least=0).copy()
+        new = copy.copy(self)
+        new.sizes = _check.array(state, "sizes", (len(self.lengths), GROUPS), "int64", least=0).copy()
         if (new.sizes.sum(axis=1) != self.lengths).any():
             raise ValueError(f"state['sizes'] must have the lengths of the shards as sums, {self.lengths}")
-        new.means = _check.array(state, "means", (groups,), most=_LARGEST**2, normal=True).copy()
-        new.draws = _check.array(state, "draws", (groups,), most=self.memory, normal=True).copy()
+        new._worth = self._worth_of(state)
         new.unit = _check.number(state, "unit", normal=True)
         orders, new.shards = _check.mapping(state, "shards"), {}
-        for v in self.owned:
-            length = int(self.lengths[v])
-            shard = new.shards[v] = _Shard(length, groups)
-            order = _check.array(orders, str(v), (length,), shard.order.dtype.name, path="state['shards']")
-            bad = calibrated._take_order(order, shard.order, shard.place)
-            if bad >= 0:
+        for v, own in self.shards.items():
+            order = _check.array(orders, str(v), (own.n,), own.order.dtype.name, path="state['shards']")
+            members = Members.of(order, new.sizes[v])
+            if not isinstance(members, Members):
                 raise ValueError(
-                    f"state['shards']['{v}'] must hold each of {length} examples once, but it has "
-                    f"{order[bad]} at {bad}"
+                    f"state['shards']['{v}'] must hold each of {own.n} examples once, but it has "
+                    f"{order[members]} at {members}"
                 )
-            shard.bounds[1:] = np.cumsum(new.sizes[v])
+            new.shards[v] = members
         new._settle()
         return new

@@ -5,9 +5,8 @@ for: ``update``, which starts the gathering; the two halves of the next ``draw``
 gathered and learns from it, and then draws. The bar is on gathering and learning. Processes of their own, one
 for each rank.
 
-Twice for each n, because an example that is seen for the first time moves further and costs more: beginning
-with nothing seen, where the few steps that are timed are first visits if n is large and not if it is small;
-and after all examples have been seen, where only n differs.
+Twice for each n: beginning with nothing seen, where the few steps that are timed are first visits if n is
+large and not if it is small; and after all examples have been seen, where only n differs.
 """
 
 import json
@@ -31,7 +30,7 @@ import adambs
 from adambs._types import Floats
 from adambs.lab.bench import rules, scale
 from adambs.moments import second_moments
-from adambs.rules import calibrated
+from adambs.rules.grouping import Members
 from adambs.rules.sharded import Lesson, ShardedCalibrated
 from adambs.sampler import BanditSampler
 from adambs.sharded import ShardedSampler
@@ -70,8 +69,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 def kernel_times(n: int = 10**7) -> dict[str, float]:
     """Nanoseconds a score, in one process: what the model of docs/many-processes.md is made of.
 
-    All examples have been seen; an example that is seen for the first time costs more, because it moves
-    further.
+    All examples have been seen.
 
     ``everything`` is to draw and to learn from a score with the whole of p, ``heard`` to learn from one of
     another process: slopes between two sizes of batch. ``fixed`` and ``fixed, sharded`` are the microseconds
@@ -262,10 +260,11 @@ def _all_seen(sampler: ShardedSampler) -> None:
     """As if every example had been seen once, with exponential scores: every page of memory is written."""
     rule, random = sampler.rule, np.random.default_rng(dist.get_rank())
     rule.unit = 1.0
-    for v, shard in rule.shards.items():
+    for v in rule.owned:
         scores = random.standard_exponential(int(rule.lengths[v]), dtype=np.float32)
-        calibrated._group_all(shard.order, shard.place, shard.bounds, scores, 1.0)  # type: ignore[arg-type]
-        rule.sizes[v] = np.diff(shard.bounds)
+        del rule.shards[v]  # before there is another
+        rule.shards[v] = Members.by_score(scores, 1.0)
+        rule.sizes[v] = rule.shards[v].sizes
         del scores
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, {v: rule.sizes[v] for v in rule.shards})
