@@ -1,6 +1,7 @@
 """The probe: its measures against sums written out, what it leaves alone, and what it refuses."""
 
 import copy
+import dataclasses
 import json
 import math
 import random
@@ -182,7 +183,8 @@ def test_the_copy_is_trained_as_the_readme_says():
 
     def look(share, words):
         nonlocal steps
-        steps = int(words.split()[0]) if words.endswith("steps") else steps
+        # Then the whole training is raced again, with other draws.
+        steps = int(words.split()[0]) if words.endswith("steps") else None
 
     class Spied(nn.Linear):  # the copy's parameters are seen at each forward pass
         def forward(self, inputs):
@@ -242,6 +244,34 @@ def test_a_short_training_is_seen_whole():
     answer = probed(epochs=1.5, seconds=600)  # 200 examples in batches of 10
     assert answer.steps == 30
     assert answer.losses[-1][0] == answer.plain_losses[-1][0] == answer.race[0] == 30
+    assert len(answer.losses) >= 20  # one unlucky moment counts little
+
+
+def test_a_short_training_is_raced_again_while_there_is_time():
+    """Each race has draws of its own; the mean counts, and the more of them the less it is doubted."""
+    x, y = small_data(200)
+    y = torch.where(torch.arange(200) < 190, 0, y)  # p pays where most are easy
+    options = {"epochs": 10, "train": TensorDataset(x, y)}
+    once, answer = probed(**options, seconds=1e-9), probed(**options, seconds=600)
+    assert once.more_races == []
+    assert len(answer.more_races) == 4
+    assert len(set(answer.more_races)) == 4
+    single = dataclasses.replace(answer, more_races=[])
+    logs = [math.log(single.race[1]), *map(math.log, answer.more_races)]
+    assert math.log(answer.race[1]) == pytest.approx(sum(logs) / 5)
+    assert ", in the first 200, the mean of 5 races" in str(answer)
+    assert answer.to_dict()["more_races"] == answer.more_races
+
+
+def test_ctrl_c_in_a_later_race_returns_the_others():
+    def stop(share, words):
+        if words == "race 3":
+            raise KeyboardInterrupt
+
+    answer = probed(epochs=1.5, seconds=600, progress=stop)
+    assert answer.interrupted
+    assert answer.steps == 30
+    assert len(answer.more_races) == 1
 
 
 def test_an_optimizer_of_ours_will_do():
@@ -475,6 +505,10 @@ def test_what_was_seen_counts_more_than_what_is_usual():
     mean = (EXPONENT / SCATTER**2 + x * math.log(1.25) / DOUBT**2) / (1 / SCATTER**2 + x * x / DOUBT**2)
     assert seen.exponent() == pytest.approx(mean, rel=1e-6)
     assert answer_with(**values).exponent() == EXPONENT
+    again = answer_with(**values, losses=losses, plain_losses=slower, more_races=[1.25] * 3)  # doubted less
+    certain = 4 / DOUBT**2
+    more = (EXPONENT / SCATTER**2 + x * math.log(1.25) * certain) / (1 / SCATTER**2 + x * x * certain)
+    assert again.exponent() == pytest.approx(more, rel=1e-6)
     # Over the whole training: what was raced with the new exponent, what a context adds with the usual one;
     # one that tells much makes another training of it.
     x, added = math.log(3) * 240 / 320, math.log(2) * 80 / 320

@@ -12,27 +12,28 @@ from torch import nn
 
 from adambs import _check
 from adambs._types import Floats, Indices
-from adambs.clipping import GradientClip
 from adambs.fetching import seeded
-from adambs.optim import BanditOptimizer, with_bandit
+from adambs.optim import with_bandit
 from adambs.probing import measures
 from adambs.probing.answer import Answer
 from adambs.probing.problem import Problem
-from adambs.proposals import Passes
+from adambs.probing.racing import Pair
 from adambs.sampler import BanditSampler
 
 __all__ = ["Answer", "probe"]
 
-# How many examples are scored again and again, and how many at once.
-_PANEL, _SCORED_AT_ONCE = 1000, 200
+# How many examples are scored again and again.
+_PANEL = 1000
+# At most this share of the training lies between two scorings, so that one unlucky moment counts little.
+_APART = 1 / 40
 # How many batches' gradients tell the noise, and how often that is asked.
 _SPLIT, _ASKED = 6, 3
-# Steps before anything is timed: kernels compile, caches fill.
-_WARM_UP = 3
 # However short the time is, so many steps are taken: less would say nothing.
 _FEWEST = 10
 # Of the probe's time, what scoring the panel may take.
 _SHARE = 0.25
+# A training that is over before the time is run so many times at most, each with draws of its own.
+_RACES = 5
 
 Progress = Callable[[float, str], None]
 """Called with the share of the time that has passed, and what is going on."""
@@ -77,7 +78,7 @@ def probe(
         contexts: what is known of each example beforehand, by name: arrays of n whole numbers (class, source,
             length in steps of ten). Labels that are whole numbers are found without being told.
         seconds: time limit. Ten steps are taken in any case, and what compiles once is compiled before. A
-            training that is over before is seen whole.
+            training that is over before is seen whole, and up to four times more while there is time.
         collate_fn: as a DataLoader's.
         seed: of everything random here.
         progress: called now and then; a bar on a terminal if nothing is given.
@@ -90,15 +91,19 @@ def probe(
         raise TypeError(
             f"contexts must be a dict from names to arrays of n whole numbers, not {type(contexts).__name__}"
         )
-    problem, plain = (
-        Problem(model, train, loss, batch_size, lr=lr, optimizer=optimizer, collate_fn=collate_fn, seed=seed)
-        for _ in range(2)
-    )
+    options: Any = {"lr": lr, "optimizer": optimizer, "collate_fn": collate_fn, "seed": seed}
+
+    def pair(own: int) -> Pair:
+        problem, rival = (Problem(model, train, loss, batch_size, **options) for _ in range(2))
+        return Pair(problem, rival, planned * problem.n / problem.batch_size, schedule, seed + own)
+
+    first = pair(0)
+    problem = first.problem
     known = {name: _context(name, values, problem.n) for name, values in (contexts or {}).items()}
     devices = [problem.device] if problem.device.type == "cuda" else []
     with seeded(seed, 1), torch.random.fork_rng(devices=devices):
         bar = _bar if progress is None else progress
-        return _Probe(problem, plain, known, planned, limit, seed, schedule, bar).run()
+        return _Probe(first, pair, known, planned, limit, seed, bar).run()
 
 
 class _Probe:
@@ -106,29 +111,24 @@ class _Probe:
 
     def __init__(
         self,
-        problem: Problem,
-        rival: Problem,
+        pair: Pair,
+        another: Callable[[int], Pair],
         contexts: dict[str, Indices],
         epochs: float,
         limit: float,
         seed: int,
-        schedule: Callable[[float], float] | None,
         progress: Progress,
     ) -> None:
-        self.problem, self.rival, self.contexts = problem, rival, contexts
+        self.pair, self.another, self.contexts = pair, another, contexts
         self.limit, self.progress = limit, progress
-        self.schedule, self.rates = schedule, [group["lr"] for group in problem.optimizer.param_groups]
-        self.clip = _clip_of(problem.optimizer)
+        problem = self.problem = pair.problem
         self.answer = Answer(problem.n, problem.batch_size, problem.lr, epochs)
+        self.answer.losses, self.answer.plain_losses = pair.losses, pair.plain_losses
+        self.planned = max(_FEWEST, math.ceil(self.answer.planned))
         self.random = np.random.default_rng([seed, 2])
         self.panel = np.sort(self.random.choice(problem.n, min(_PANEL, problem.n), replace=False))
-        self.sampler = BanditSampler(problem.n, problem.batch_size, seed=seed, group=False)
-        # The very passes of the sampler: while its gate is closed the two copies are trained alike.
-        self.passes = Passes(problem.n, self.sampler.seed)
         self.seen: list[tuple[int, Floats]] = []
         self._known_of_panel: dict[str, Indices] | None = None
-        self.plain: list[float] = []
-        self.bandit: list[float] = []
         self.looks: list[float] = []
         self.started = time.perf_counter()
 
@@ -138,6 +138,7 @@ class _Probe:
             _compile()
             self.started = time.perf_counter()
             self._go_on()
+            self._race_again()
         except KeyboardInterrupt:
             self.answer.interrupted = True
         self.answer.seconds = self._passed
@@ -150,95 +151,63 @@ class _Probe:
         return time.perf_counter() - self.started
 
     def _go_on(self) -> None:
-        self.problem.model.train()
-        self.rival.model.train()
         self._score_panel()
         self._ask_for_noise()
-        spent, following, asked = 0.0, 1, 1
-        planned = max(_FEWEST, math.ceil(self.answer.planned))
-        while self.answer.steps < planned and (self._passed < self.limit or self.answer.steps < _FEWEST):
-            self._step()
+        asked = 1
+        while self.answer.steps < self.planned and (self._passed < self.limit or self.answer.steps < _FEWEST):
+            self.pair.step()
+            self.answer.steps += 1
             self.progress(min(self._passed / self.limit, 1.0), f"{self.answer.steps} steps")
-            # Ever more steps lie between two scorings, and they take no more than their share of the time.
-            if self.answer.steps >= following and spent <= _SHARE * self._passed:
-                before = self._passed
+            if self._due(self.pair):
                 self._score_panel()
-                spent += self._passed - before
-                following = math.ceil(1.5 * self.answer.steps)
             if asked < _ASKED and self._passed > self.limit * asked / _ASKED:
                 asked += 1
                 self._ask_for_noise()
         if self.seen[-1][0] < self.answer.steps:
             self._score_panel()
 
-    def _step(self) -> None:
-        """A step of each: the README's loop, and the loop that it is compared with."""
-        self._set_rate()
-        start = time.perf_counter()
-        self._bandit_step()
-        between = time.perf_counter()
-        self._plain_step()
-        end = time.perf_counter()
-        self.answer.steps += 1
-        if self.answer.steps > _WARM_UP:
-            self.bandit.append(between - start)
-            self.plain.append(end - between)
+    def _due(self, pair: Pair) -> bool:
+        """Whether it is time to score the panel again.
 
-    def _bandit_step(self) -> None:
-        problem, optimizer = self.problem, self.problem.optimizer
-        draw = self.sampler.draw()
-        losses, scores_of = problem.losses(problem.batch(draw._indices), len(draw))
-        scores = scores_of()
-        mean = draw.mean(losses, scores)
-        self._check(mean)
-        optimizer.zero_grad()
-        mean.backward()  # type: ignore[no-untyped-call]
-        if self.clip is not None:
-            self.clip.apply(optimizer, shorten=not draw.even)
-        optimizer.step()
-        self.sampler.update(draw, scores)
+        Ever more steps lie between two scorings, up to a share of the training. They take no more than their
+        share of the time; on a slow model fewer are made.
+        """
+        last = pair.losses[-1][0]
+        return (
+            pair.steps >= min(math.ceil(1.5 * last), last + math.ceil(_APART * self.planned))
+            and pair.steps > last
+            and pair.evaluating <= _SHARE * (pair.evaluating + pair.training)
+        )
 
-    def _plain_step(self) -> None:
-        rival, optimizer = self.rival, self.rival.optimizer
-        indices = self.passes.take(rival.batch_size)
-        losses, _ = rival.losses(rival.batch(indices), len(indices))
-        mean = losses.mean()
-        self._check(mean)
-        optimizer.zero_grad()
-        mean.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    def _check(self, mean: torch.Tensor) -> None:
-        if not torch.isfinite(mean):
-            raise ValueError(
-                f"the loss is {mean.item()} after {self.answer.steps} steps: lower lr "
-                f"(it is {self.problem.lr:g})"
-            )
-
-    def _set_rate(self) -> None:
-        """As the schedule says, at the middle of the step; beyond the planned training, as at its end."""
-        if self.schedule is None:
-            return
-        factor = float(self.schedule(min((self.answer.steps + 0.5) / self.answer.planned, 1.0)))
-        if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(f"schedule must return a finite number that is not negative, not {factor}")
-        for each in (self.problem, self.rival):
-            for group, rate in zip(each.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor
+    def _race_again(self) -> None:
+        """While there is time for a whole training, train two other copies, with other draws, and compare."""
+        took = self._passed
+        while (
+            self.answer.steps == self.planned
+            and len(self.answer.more_races) < _RACES - 1
+            and self._passed + took <= self.limit
+        ):
+            pair = self.another(1 + len(self.answer.more_races))
+            pair.evaluate(self.panel)
+            while pair.steps < self.planned:
+                pair.step()
+                if self._due(pair):
+                    pair.evaluate(self.panel)
+                self.progress(min(self._passed / self.limit, 1.0), f"race {2 + len(self.answer.more_races)}")
+            if pair.losses[-1][0] < pair.steps:
+                pair.evaluate(self.panel)
+            self.answer.more_races.append(pair.speedup())
 
     def _score_panel(self) -> None:
-        losses, scores, seconds = self.problem.evaluated(self.panel, _SCORED_AT_ONCE)
+        scores, seconds = self.pair.evaluate(self.panel)
         if not np.isfinite(scores).all() or (scores < 0).any():
             raise ValueError("scores must be finite and not negative: lower lr, or return other scores")
         if self.seen:  # the first one warms up
             self.looks += [each * self.problem.batch_size for each in seconds]
         self.seen.append((self.answer.steps, scores))
-        ratios = self.sampler.rule.ratios(self.panel)
+        ratios = self.pair.sampler.rule.ratios(self.panel)
         self.answer.potential.append((self.answer.steps, measures.potential(scores)))
         self.answer.learned.append((self.answer.steps, measures.reduction(scores, ratios)))
-        self.answer.losses.append((self.answer.steps, float(losses.mean())))
-        theirs, _, _ = self.rival.evaluated(self.panel, _SCORED_AT_ONCE)
-        self.answer.plain_losses.append((self.answer.steps, float(theirs.mean())))
         for name, values in self._panel_contexts().items():
             told = self.answer.contexts.setdefault(name, [])
             told.append((self.answer.steps, measures.told_apart(values, scores)))
@@ -263,10 +232,10 @@ class _Probe:
             # Scores of the very beginning tell nothing, whatever their age: training was another then.
             old = [(last - step, old) for step, old in self.seen[:-1] if step >= max(last / 4, 1)]
             self.answer.memory = sorted((age, measures.remembered(then, scores)) for age, then in old)
-        if self.plain and self.looks:
-            step = _undisturbed(self.plain)
+        if self.pair.plain_seconds and self.looks:
+            step = _undisturbed(self.pair.plain_seconds)
             self.answer.step_seconds = step
-            self.answer.overhead = max(_undisturbed(self.bandit) / step - 1, 0.0)
+            self.answer.overhead = max(_undisturbed(self.pair.bandit_seconds) / step - 1, 0.0)
             self.answer.look = _undisturbed(self.looks) / step
 
 
@@ -286,15 +255,6 @@ def _undisturbed(seconds: list[float]) -> float:
     """The lower decile: on a busy machine what is long is interrupted more often than what is short, and the
     ratio of two medians would depend on what else runs."""
     return float(np.quantile(seconds, 0.1))
-
-
-def _clip_of(optimizer: torch.optim.Optimizer) -> GradientClip | None:
-    """What AdamBS would clip with in its place; its own, if it is one of ours, which then leaves it to us."""
-    if isinstance(optimizer, BanditOptimizer):
-        clip, optimizer.clip = optimizer.clip, None
-        return clip
-    factor = with_bandit(type(optimizer)).usual_clip
-    return None if factor == math.inf else GradientClip(factor)
 
 
 def _context(name: str, values: Any, n: int) -> Indices:

@@ -58,6 +58,8 @@ class Answer:
     """Step -> the mean loss, trained with bandit sampling."""
     plain_losses: list[tuple[int, float]] = field(default_factory=list)
     """Step -> the mean loss, trained without."""
+    more_races: list[float] = field(default_factory=list)
+    """Speedups in steps when the whole training was run again, with other draws."""
     memory: list[tuple[int, float]] = field(default_factory=list)
     """Age in steps -> what scores of that age would have lowered it by, at the probe's end."""
     noise: list[tuple[int, float]] = field(default_factory=list)
@@ -130,14 +132,17 @@ class Answer:
 
     @property
     def race(self) -> tuple[int, float] | None:
-        """Until which step the two copies were compared, and the speedup in steps of the bandit's."""
+        """Until which step the two copies were compared, and the speedup in steps of the bandit's.
+
+        Of several races the geometric mean.
+        """
         ours, theirs = (
             [(step, value) for step, value in each if step <= math.ceil(self.planned)]
             for each in (self.losses, self.plain_losses)
         )
         if len(theirs) < 2 or len(ours) != len(theirs):
             return None
-        return theirs[-1][0], measures.race(theirs, ours)
+        return theirs[-1][0], measures.geometric_mean([measures.race(theirs, ours), *self.more_races])
 
     def exponent(self, usual: float = EXPONENT) -> float:
         """Of this problem: what is usual in recorded runs, and what the race has shown."""
@@ -145,7 +150,8 @@ class Answer:
             return usual
         until, speedup = self.race
         x = self._mean_log(self.course(until=until))
-        return measures.updated(usual, SCATTER, x, math.log(speedup), DOUBT)
+        doubt = DOUBT / math.sqrt(1 + len(self.more_races))
+        return measures.updated(usual, SCATTER, x, math.log(speedup), doubt)
 
     def _mean_log(self, course: list[float]) -> float:
         """Of what p lowers; where batches are hardly noisy, of what that does to the whole second moment."""
@@ -244,6 +250,7 @@ class Answer:
         }
         for name in ("potential", "learned", "losses", "plain_losses", "memory", "noise"):
             found[name] = [[step, _plain(value)] for step, value in getattr(self, name)]
+        found["more_races"] = self.more_races
         for name in ("step_seconds", "overhead", "look", "possible", "foreseen", "kept", "noise_now"):
             found[name] = _plain(getattr(self, name))
         found["expected"] = _plain(self.expected)
@@ -274,7 +281,8 @@ class Answer:
             rows.append(("learned", f"half way p would have {min(usual, self.foreseen):.2f} of it"))
         if self.race is not None:
             until, seen = self.race
-            rows.append(("seen", f"{seen:.2f} times as fast in steps, in the first {until:,} of the probe"))
+            times = f", the mean of {1 + len(self.more_races)} races" if self.more_races else ""
+            rows.append(("seen", f"{seen:.2f} times as fast in steps, in the first {until:,}{times}"))
         if self.noise:
             much = "drowns the mean gradient"
             if math.isfinite(self.noise_now):

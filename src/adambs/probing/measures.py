@@ -153,6 +153,11 @@ def race(theirs: Sequence[tuple[int, float]], ours: Sequence[tuple[int, float]])
     return math.exp(sum(found) / len(found))
 
 
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
 def updated(usual: float, scatter: float, x: float, seen: float, doubt: float) -> float:
     """The exponent of this problem, from that of others and from one race.
 

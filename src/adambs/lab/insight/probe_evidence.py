@@ -114,6 +114,7 @@ def read_answer(path: Path) -> Answer:
         lists: dict[str, Any] = {name: [(int(a), _number(b)) for a, b in found[name]] for name in _LISTS}
         values: dict[str, Any] = {name: found[name] for name in _VALUES}
         values |= {name: math.nan if found[name] is None else float(found[name]) for name in _COSTS}
+        more = [float(value) for value in found.get("more_races", [])]
         # Earlier probes trained one copy only, and told of a context at their end only.
         contexts = {
             name: [
@@ -124,7 +125,7 @@ def read_answer(path: Path) -> Answer:
         }
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} was not written by a probe: {error}") from error
-    return Answer(**values, contexts=contexts, **lists)
+    return Answer(**values, contexts=contexts, **lists, more_races=more)
 
 
 def _number(value: float | None) -> float:
