@@ -99,7 +99,7 @@ def test_members_move_as_in_a_dense_version_and_resume_in_order(n, crowded, seed
     for wave in range(6):
         indices = random.integers(0, n, random.integers(1, 2 * n + 1))
         targets = random.choice(random.integers(0, grouping.SCORED, crowded), len(indices))
-        loaded = grouping.Members.of(members.listed(), members.sizes.copy())
+        loaded = grouping.Members.of(members.listed(), members.sizes.copy(), "order")
         for each in (members, loaded):
             each.move(indices + 7, 7, targets)
         for j, target in zip(indices, targets, strict=True):
@@ -169,7 +169,7 @@ def test_a_hundred_million_examples_are_drawn_one_by_one():
                 u.append(float((before + (int(member) + part) * exact[g]) / total))
                 expected.append(bounds[g] + member)
         before += int(sizes[g]) * exact[g]
-    members = grouping.Members.of(np.arange(n, dtype=np.int32), sizes)
+    members = grouping.Members.of(np.arange(n, dtype=np.int32), sizes, "order")
     indices, drawn = members.draw(sums, ratios, np.array(u))
     np.testing.assert_array_equal(indices, expected)
     assert ratios.min() < 0.06 < 1 < ratios.max()

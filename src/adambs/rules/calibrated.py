@@ -52,7 +52,7 @@ class Calibrated(Rule):
         self.prior = _check.positive("prior", prior)
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
-        """Nothing seen: one group, O(1). Initial weights are taken for scores that have been seen, O(n)."""
+        """Nothing seen: O(n / 256). Initial weights are taken for scores that have been seen: O(n)."""
         self.n, self.batch_size = n, batch_size
         self.unit, self._worth = 0.0, grouping.nothing_known()
         if initial_weights is None:
@@ -172,13 +172,7 @@ class Calibrated(Rule):
         new._worth = self._worth_of(state)
         new.unit = _check.number(state, "unit", normal=True)
         order = _check.array(state, "order", (self.n,), self.members.order.dtype.name)
-        members = Members.of(order, np.diff(bounds))
-        if not isinstance(members, Members):
-            raise ValueError(
-                f"state['order'] must hold each of {self.n} examples once, but it has {order[members]} at "
-                f"{members}"
-            )
-        new.members = members
+        new.members = Members.of(order, np.diff(bounds), "state['order']")
         new._settle()
         return new
 

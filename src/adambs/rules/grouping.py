@@ -102,11 +102,15 @@ class Members:
         return given
 
     @staticmethod
-    def of(given: Numbers, sizes: Indices) -> "Members | int":
-        """Members as :meth:`listed` lists them; or the first position that has no example, or one twice."""
+    def of(given: Numbers, sizes: Indices, name: str) -> "Members":
+        """Members as :meth:`listed` lists them, from a state that has the list by this name; or an error."""
         new = Members(len(given))
         bad = _take_list(new.order, new.place, new.full, new.owner, new.table, given, sizes)
-        return new if bad < 0 else int(bad)
+        if bad >= 0:
+            raise ValueError(
+                f"{name} must hold each of {new.n} examples once, but it has {given[bad]} at {bad}"
+            )
+        return new
 
     @staticmethod
     def by_score(scores: Any, unit: float) -> "Members":
@@ -261,6 +265,7 @@ def _take_list(
     given: Numbers,
     sizes: Indices,
 ) -> int:
+    """Take over a list; or return the first position that has no example, or one that came before."""
     _lay_out(owner, table, sizes)
     place[:] = -1  # no XOR of two positions is negative
     i = 0

@@ -248,12 +248,6 @@ class ShardedCalibrated(Calibrated):
         orders, new.shards = _check.mapping(state, "shards"), {}
         for v, own in self.shards.items():
             order = _check.array(orders, str(v), (own.n,), own.order.dtype.name, path="state['shards']")
-            members = Members.of(order, new.sizes[v])
-            if not isinstance(members, Members):
-                raise ValueError(
-                    f"state['shards']['{v}'] must hold each of {own.n} examples once, but it has "
-                    f"{order[members]} at {members}"
-                )
-            new.shards[v] = members
+            new.shards[v] = Members.of(order, new.sizes[v], f"state['shards']['{v}']")
         new._settle()
         return new
