@@ -82,8 +82,9 @@ def assert_consistent(members):
     np.testing.assert_array_equal(np.diff(runs), sizes // grouping._CHUNK)
     chunks = np.concatenate([members.full[:-1], members.table[grouping._TAIL, : grouping.GROUPS]])
     np.testing.assert_array_equal(np.sort(chunks), np.arange(n // grouping._CHUNK + grouping.GROUPS))
-    ratios = np.ones(grouping.GROUPS)  # each member is found once, in its place of the list
-    found, _ = members.draw(np.cumsum(sizes * ratios), ratios, (everyone + 0.5) / n)
+    worth = np.ones((4, grouping.GROUPS))  # each member is found once, in its place of the list
+    worth[grouping.SUMS] = np.cumsum(sizes)
+    found, _ = members.draw(worth, (everyone + 0.5) / n)
     np.testing.assert_array_equal(found, listed)
 
 
@@ -170,7 +171,7 @@ def test_a_hundred_million_examples_are_drawn_one_by_one():
                 expected.append(bounds[g] + member)
         before += int(sizes[g]) * exact[g]
     members = grouping.Members.of(np.arange(n, dtype=np.int32), sizes, "order")
-    indices, drawn = members.draw(sums, ratios, np.array(u))
+    indices, drawn = members.draw(worth, np.array(u))
     np.testing.assert_array_equal(indices, expected)
     assert ratios.min() < 0.06 < 1 < ratios.max()
     assert set(drawn) == set(ratios[sizes > 0])

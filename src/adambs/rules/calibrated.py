@@ -112,7 +112,7 @@ class Calibrated(Rule):
 
     def draw(self, u: Floats) -> tuple[Indices, Floats]:
         """The quantile falls into a group by its mass and onto a member by what is left. O(K log groups)."""
-        return self.members.draw(self.group_sums, self.group_ratios, u)
+        return self.members.draw(self._worth, u)
 
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""

@@ -124,11 +124,11 @@ class Members:
         chosen = np.arange(first, first + self.n) if indices is None else indices
         return _groups_at(self.place, self.owner, chosen, first)
 
-    def draw(self, sums: Floats, ratios: Floats, u: Floats) -> tuple[Indices, Floats]:
-        """The examples at the quantiles u, if a member of group g has ratios[g], and their ratios."""
-        indices, found = np.empty(len(u), INT64), np.empty(len(u))
-        _draw(self.order, self.full, self.table, sums, ratios, u, indices, found)
-        return indices, found
+    def draw(self, worth: Floats, u: Floats) -> tuple[Indices, Floats]:
+        """The examples at the quantiles u, and their ratios, as the RATIOS and SUMS of the groups have it."""
+        indices, ratios = np.empty(len(u), INT64), np.empty(len(u))
+        _draw(self.order, self.full, self.table, worth, u, indices, ratios)
+        return indices, ratios
 
     def move(self, indices: Indices, first: int, targets: Indices) -> None:
         """Put each example into the group that is told; the first of all has number ``first``."""
@@ -305,8 +305,7 @@ def _draw(
     order: Numbers,
     full: Numbers,
     table: Indices,
-    sums: Floats,
-    group_ratios: Floats,
+    worth: Floats,
     u: Floats,
     indices: Indices,
     ratios: Floats,
@@ -317,6 +316,7 @@ def _draw(
     sums[-1] is n up to rounding, so a position is known to n / 2^53 of a uniform example's part: 1e-8 of it
     for a hundred million. Beyond the last member, by rounding, the last member is meant.
     """
+    sums, group_ratios = worth[SUMS], worth[RATIOS]
     last = GROUPS - 1
     while table[_SIZE, last] == 0:  # u = 1, or rounding, means the last member of all
         last -= 1

@@ -147,11 +147,12 @@ class ShardedCalibrated(Calibrated):
             ours = self._ours(counts)
             u = random.part(B, ours.start, ours.stop)
         found, done = [np.empty(0, np.int64)], 0
+        worth = self._worth.copy()
         for v in self.owned:
             count = int(counts[v])
             if count:
-                sums = np.cumsum(self.sizes[v] * self.group_ratios)
-                local, _ = self.shards[v].draw(sums, self.group_ratios, u[done : done + count])
+                worth[grouping.SUMS] = np.cumsum(self.sizes[v] * self.group_ratios)
+                local, _ = self.shards[v].draw(worth, u[done : done + count])
                 found.append(local + self.first[v])
             done += count
         indices = np.concatenate(found)

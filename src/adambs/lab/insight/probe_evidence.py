@@ -39,7 +39,7 @@ FITTED = {(name, "adambs") for name in ("cnn-fashion", "rcnn-imdb", "cnn-cifar10
 # is in neither is a stranger.
 SEEN = {
     *((name, "adambs") for name in ("cnn-cifar100", "flipped", "imbalanced", "cnn-fashion-lr-0.002")),
-    *((name, "adambs") for name in ("transformer-imdb", "lm-imdb")),
+    *((name, "adambs") for name in ("transformer-imdb", "lm-imdb", "rnn-mnist", "rnn-fashion")),
     *((name, method) for name in ("kdd", "kdd-lr-0.004") for method in METHODS if method != "adambs"),
     *((name, "adambs-loop") for name in ("digits", "heavy-tailed", "photograph", "balanced-digits")),
     ("digits", "adambs"),
