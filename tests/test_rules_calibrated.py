@@ -77,11 +77,11 @@ def assert_consistent(members):
     np.testing.assert_array_equal(groups[listed], np.repeat(np.arange(grouping.GROUPS), sizes))
     slots = members.place ^ everyone
     np.testing.assert_array_equal(members.order[slots] ^ slots, everyone)
-    np.testing.assert_array_equal(members.owner[slots // grouping._CHUNK], groups)
+    np.testing.assert_array_equal(members.owner[slots >> members.shift], groups)
     runs = members.table[grouping._RUN]
-    np.testing.assert_array_equal(np.diff(runs), sizes // grouping._CHUNK)
+    np.testing.assert_array_equal(np.diff(runs), sizes >> members.shift)
     chunks = np.concatenate([members.full[:-1], members.table[grouping._TAIL, : grouping.GROUPS]])
-    np.testing.assert_array_equal(np.sort(chunks), np.arange(n // grouping._CHUNK + grouping.GROUPS))
+    np.testing.assert_array_equal(np.sort(chunks), np.arange((n >> members.shift) + grouping.GROUPS))
     worth = np.ones((4, grouping.GROUPS))  # each member is found once, in its place of the list
     worth[grouping.SUMS] = np.cumsum(sizes)
     found, _ = members.draw(worth, (everyone + 0.5) / n)

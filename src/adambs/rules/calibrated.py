@@ -52,7 +52,7 @@ class Calibrated(Rule):
         self.prior = _check.positive("prior", prior)
 
     def start(self, n: int, batch_size: int, initial_weights: Floats | None) -> None:
-        """Nothing seen: O(n / 256). Initial weights are taken for scores that have been seen: O(n)."""
+        """Nothing seen: O(chunks). Initial weights are taken for scores that have been seen: O(n)."""
         self.n, self.batch_size = n, batch_size
         self.unit, self._worth = 0.0, grouping.nothing_known()
         if initial_weights is None:
@@ -116,8 +116,8 @@ class Calibrated(Rule):
 
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""
-        chosen = np.arange(self.n) if indices is None else indices
-        return grouping.ratios_of(self.members.place, self.members.owner, self._worth, chosen)
+        chosen, members = np.arange(self.n) if indices is None else indices, self.members
+        return grouping.ratios_of(members.place, members.owner, members.shift, self._worth, chosen)
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Learn what the groups of the drawn are worth, then put each into the group of its new score."""
@@ -134,6 +134,7 @@ class Calibrated(Rule):
             members.full,
             members.owner,
             members.table,
+            members.shift,
             self._worth,
             indices,
             scores,

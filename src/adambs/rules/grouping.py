@@ -24,10 +24,9 @@ LARGEST = 1e50
 # A mean below this is zero: its root is beneath notice, and subnormal numbers are slow.
 _SMALLEST_MEAN = 1e-300
 
-# A chunk has 2^8 slots: few enough that tails cost nothing, and so many that the list of chunks stays near
-# the processor, with ten million examples, too.
-_SHIFT = 8
-_CHUNK = 1 << _SHIFT
+# A chunk has 2^8 slots at least, and there are at most some thousands of them, so that the list of them stays
+# near the processor however many examples there are.
+_LEAST_SHIFT, _MOST_CHUNKS_LOG = 8, 12
 
 # Examples are numbered by the smallest integers that can: half the memory, for up to two thousand million.
 _MOST_INT32 = 2**31 - 1
@@ -57,7 +56,7 @@ class Members:
                  ^ RUN of group 0    ^ RUN of group 1          ^ RUN of GROUPS
 
     A chunk changes its place in the list as it is filled or emptied, with one swap for each group between.
-    So a step that moves K examples writes some 4 K numbers. 8.02 bytes an example.
+    So a step that moves K examples writes some 4 K numbers. 8 bytes an example, 9 in the worst of cases.
     """
 
     order: Numbers
@@ -71,11 +70,14 @@ class Members:
     table: Indices
     """For each group: how many members it has, where its full chunks begin, and its tail."""
 
+    shift: int
+    """The logarithm of the slots of a chunk."""
+
     def __init__(self, n: int) -> None:
-        """All examples not yet seen. O(n / 256)."""
-        chunks = n >> _SHIFT
-        slots = (chunks + GROUPS) << _SHIFT
-        self.n = n
+        """All examples not yet seen. O(chunks)."""
+        self.n, self.shift = n, max(_LEAST_SHIFT, (n >> _MOST_CHUNKS_LOG).bit_length())
+        chunks = n >> self.shift
+        slots = (chunks + GROUPS) << self.shift
         self.order, self.place = _zeros(slots, slots), _zeros(n, slots)
         self.full = _zeros(chunks + 1, slots)
         self.full[:] = np.arange(chunks + 1)
@@ -98,14 +100,14 @@ class Members:
     def listed(self) -> Numbers:
         """All examples, group after group, members in their order. A new array, O(n)."""
         given: Numbers = np.empty_like(self.place)
-        _list_all(self.order, self.full, self.table, given)
+        _list_all(self.order, self.full, self.table, self.shift, given)
         return given
 
     @staticmethod
     def of(given: Numbers, sizes: Indices, name: str) -> "Members":
         """Members as :meth:`listed` lists them, from a state that has the list by this name; or an error."""
         new = Members(len(given))
-        bad = _take_list(new.order, new.place, new.full, new.owner, new.table, given, sizes)
+        bad = _take_list(new.order, new.place, new.full, new.owner, new.table, new.shift, given, sizes)
         if bad >= 0:
             raise ValueError(
                 f"{name} must hold each of {new.n} examples once, but it has {given[bad]} at {bad}"
@@ -116,23 +118,25 @@ class Members:
     def by_score(scores: Any, unit: float) -> "Members":
         """Each example in the group of its score, in the order of their numbers. O(n)."""
         new = Members(len(scores))
-        _group_all(new.order, new.place, new.full, new.owner, new.table, scores, unit)
+        _group_all(new.order, new.place, new.full, new.owner, new.table, new.shift, scores, unit)
         return new
 
     def groups(self, indices: Indices | None = None, first: int = 0) -> NDArray[np.uint8]:
         """The group of some examples, or of all; the first of all has number ``first``."""
         chosen = np.arange(first, first + self.n) if indices is None else indices
-        return _groups_at(self.place, self.owner, chosen, first)
+        return _groups_at(self.place, self.owner, self.shift, chosen, first)
 
     def draw(self, worth: Floats, u: Floats) -> tuple[Indices, Floats]:
         """The examples at the quantiles u, and their ratios, as the RATIOS and SUMS of the groups have it."""
         indices, ratios = np.empty(len(u), INT64), np.empty(len(u))
-        _draw(self.order, self.full, self.table, worth, u, indices, ratios)
+        _draw(self.order, self.full, self.table, self.shift, worth, u, indices, ratios)
         return indices, ratios
 
     def move(self, indices: Indices, first: int, targets: Indices) -> None:
         """Put each example into the group that is told; the first of all has number ``first``."""
-        _move_all(self.order, self.place, self.full, self.owner, self.table, indices, first, targets)
+        _move_all(
+            self.order, self.place, self.full, self.owner, self.table, self.shift, indices, first, targets
+        )
 
 
 def _zeros(length: int, most: int) -> Numbers:
@@ -162,12 +166,12 @@ def _take_tails(owner: NDArray[np.uint8], table: Indices, chunks: int) -> None:
 
 
 @kernel
-def _slot(full: Numbers, table: Indices, g: int, member: int) -> int:
+def _slot(full: Numbers, table: Indices, shift: int, g: int, member: int) -> int:
     """Where a member of a group is."""
-    run, tail = table[_RUN, g] + (member >> _SHIFT), table[_TAIL, g]
+    run, tail = table[_RUN, g] + (member >> shift), table[_TAIL, g]
     listed = full[run]  # there is one entry more than chunks, so that there is no branch to be guessed wrong
     chunk = listed if run < table[_RUN, g + 1] else tail
-    return int((chunk << _SHIFT) + (member & (_CHUNK - 1)))
+    return int((chunk << shift) + (member & ((1 << shift) - 1)))
 
 
 @kernel
@@ -177,14 +181,22 @@ def _put(order: Numbers, place: Numbers, j: int, slot: int) -> None:
 
 @kernel
 def _move(
-    order: Numbers, place: Numbers, full: Numbers, owner: NDArray[np.uint8], table: Indices, j: int, to: int
+    order: Numbers,
+    place: Numbers,
+    full: Numbers,
+    owner: NDArray[np.uint8],
+    table: Indices,
+    shift: int,
+    j: int,
+    to: int,
 ) -> None:
     """Move example j to group ``to``."""
+    mask = (1 << shift) - 1
     here = place[j] ^ j
-    g = int(owner[here >> _SHIFT])
+    g = int(owner[here >> shift])
     if g == to:
         return
-    if table[_SIZE, g] & (_CHUNK - 1) == 0:  # its tail is empty: the last full chunk is the tail now
+    if table[_SIZE, g] & mask == 0:  # its tail is empty: the last full chunk is the tail now
         run = table[_RUN, g + 1] - 1
         full[run], table[_TAIL, g] = table[_TAIL, g], full[run]
         for other in range(g + 1, GROUPS + 1):  # the empty one goes behind all that are full
@@ -192,13 +204,13 @@ def _move(
             end = table[_RUN, other + 1] - 1 if other < GROUPS else table[_RUN, other]
             full[run], full[end], run = full[end], full[run], end
     table[_SIZE, g] -= 1
-    last = (table[_TAIL, g] << _SHIFT) + (table[_SIZE, g] & (_CHUNK - 1))
+    last = (table[_TAIL, g] << shift) + (table[_SIZE, g] & mask)
     if last != here:
         _put(order, place, order[last] ^ last, here)
-    last = (table[_TAIL, to] << _SHIFT) + (table[_SIZE, to] & (_CHUNK - 1))
+    last = (table[_TAIL, to] << shift) + (table[_SIZE, to] & mask)
     _put(order, place, j, last)
     table[_SIZE, to] += 1
-    if table[_SIZE, to] & (_CHUNK - 1) == 0:  # its tail is full, and a free chunk is the tail now
+    if table[_SIZE, to] & mask == 0:  # its tail is full, and a free chunk is the tail now
         run = table[_RUN, GROUPS]
         full[run], table[_TAIL, to] = table[_TAIL, to], full[run]
         owner[table[_TAIL, to]] = to
@@ -215,41 +227,44 @@ def _move_all(
     full: Numbers,
     owner: NDArray[np.uint8],
     table: Indices,
+    shift: int,
     indices: Indices,
     first: int,
     targets: Indices,
 ) -> None:
     for k in range(len(indices)):
-        _move(order, place, full, owner, table, indices[k] - first, targets[k])
+        _move(order, place, full, owner, table, shift, indices[k] - first, targets[k])
 
 
 @kernel
-def _groups_at(place: Numbers, owner: NDArray[np.uint8], indices: Indices, first: int) -> NDArray[np.uint8]:
+def _groups_at(
+    place: Numbers, owner: NDArray[np.uint8], shift: int, indices: Indices, first: int
+) -> NDArray[np.uint8]:
     """The groups of examples, of which the first of all has number ``first``."""
     groups = np.empty(len(indices), np.uint8)
     for k in range(len(indices)):
         j = indices[k] - first
-        groups[k] = owner[(place[j] ^ j) >> _SHIFT]
+        groups[k] = owner[(place[j] ^ j) >> shift]
     return groups
 
 
 @kernel
-def _list_all(order: Numbers, full: Numbers, table: Indices, given: Numbers) -> None:
+def _list_all(order: Numbers, full: Numbers, table: Indices, shift: int, given: Numbers) -> None:
     i = 0
     for g in range(GROUPS):
         for member in range(table[_SIZE, g]):
-            slot = _slot(full, table, g, member)
+            slot = _slot(full, table, shift, g, member)
             given[i] = order[slot] ^ slot
             i += 1
 
 
 @kernel
-def _lay_out(owner: NDArray[np.uint8], table: Indices, sizes: Indices) -> None:
+def _lay_out(owner: NDArray[np.uint8], table: Indices, shift: int, sizes: Indices) -> None:
     """Chunks for groups of these sizes, one group after the other."""
     run = 0
     for g in range(GROUPS):
         table[_SIZE, g], table[_RUN, g] = sizes[g], run
-        for _ in range(sizes[g] >> _SHIFT):
+        for _ in range(sizes[g] >> shift):
             owner[run] = g  # the chunks are still listed in the order of their numbers
             run += 1
     table[_RUN, GROUPS] = run
@@ -262,11 +277,12 @@ def _take_list(
     full: Numbers,
     owner: NDArray[np.uint8],
     table: Indices,
+    shift: int,
     given: Numbers,
     sizes: Indices,
 ) -> int:
     """Take over a list; or return the first position that has no example, or one that came before."""
-    _lay_out(owner, table, sizes)
+    _lay_out(owner, table, shift, sizes)
     place[:] = -1  # no XOR of two positions is negative
     i = 0
     for g in range(GROUPS):
@@ -274,7 +290,7 @@ def _take_list(
             j = given[i]
             if not 0 <= j < len(given) or place[j] != -1:
                 return i
-            _put(order, place, j, _slot(full, table, g, member))
+            _put(order, place, j, _slot(full, table, shift, g, member))
             i += 1
     return -1
 
@@ -286,17 +302,18 @@ def _group_all(
     full: Numbers,
     owner: NDArray[np.uint8],
     table: Indices,
+    shift: int,
     scores: Floats,
     unit: float,
 ) -> None:
     sizes = np.zeros(GROUPS, np.int64)
     for j in range(len(scores)):
         sizes[_group_of(_in_units(scores[j], unit))] += 1
-    _lay_out(owner, table, sizes)
+    _lay_out(owner, table, shift, sizes)
     sizes[:] = 0
     for j in range(len(scores)):
         g = _group_of(_in_units(scores[j], unit))
-        _put(order, place, j, _slot(full, table, g, sizes[g]))
+        _put(order, place, j, _slot(full, table, shift, g, sizes[g]))
         sizes[g] += 1
 
 
@@ -305,6 +322,7 @@ def _draw(
     order: Numbers,
     full: Numbers,
     table: Indices,
+    shift: int,
     worth: Floats,
     u: Floats,
     indices: Indices,
@@ -332,7 +350,7 @@ def _draw(
         before = sums[g - 1] if g > 0 else 0.0
         # The minimum is taken of floats: if a ratio is tiny, the quotient may be beyond any integer.
         member = int(min((wanted - before) / group_ratios[g], table[_SIZE, g] - 1.0))
-        slot = _slot(full, table, g, member)
+        slot = _slot(full, table, shift, g, member)
         indices[k] = order[slot] ^ slot
         ratios[k] = group_ratios[g]
 
@@ -390,11 +408,13 @@ def settle(worth: Floats, sizes: Indices, prior: float, uniform: float) -> None:
 
 
 @kernel
-def ratios_of(place: Numbers, owner: NDArray[np.uint8], worth: Floats, indices: Indices) -> Floats:
+def ratios_of(
+    place: Numbers, owner: NDArray[np.uint8], shift: int, worth: Floats, indices: Indices
+) -> Floats:
     """The ratio of the group of each example."""
     ratios = np.empty(len(indices))
     for k in range(len(indices)):
-        ratios[k] = worth[RATIOS, owner[(place[indices[k]] ^ indices[k]) >> _SHIFT]]
+        ratios[k] = worth[RATIOS, owner[(place[indices[k]] ^ indices[k]) >> shift]]
     return ratios
 
 
@@ -405,6 +425,7 @@ def learn(
     full: Numbers,
     owner: NDArray[np.uint8],
     table: Indices,
+    shift: int,
     worth: Floats,
     indices: Indices,
     scores: Floats,
@@ -416,10 +437,10 @@ def learn(
     """A whole update in one call, which costs less than three: what scores tell of the groups that their
     examples are in, the examples into the groups of their scores, and the ratios of all groups anew."""
     for k in range(len(indices)):
-        g = owner[(place[indices[k]] ^ indices[k]) >> _SHIFT]
+        g = owner[(place[indices[k]] ^ indices[k]) >> shift]
         _blend(worth, g, _in_units(scores[k], unit), memory)
     for k in range(len(indices)):
-        _move(order, place, full, owner, table, indices[k], _group_of(_in_units(scores[k], unit)))
+        _move(order, place, full, owner, table, shift, indices[k], _group_of(_in_units(scores[k], unit)))
     settle(worth, table[_SIZE], prior, uniform)
 
 
