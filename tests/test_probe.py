@@ -21,7 +21,7 @@ from adambs.lab.insight import probe_evidence
 from adambs.lab.report import analysis
 from adambs.lab.runs import records
 from adambs.probing import measures
-from adambs.probing.answer import CONTEXT, DOUBT, EXPONENT, LOOK, PLAIN, SCATTER, UNKNOWN, USE, WIDTH
+from adambs.probing.answer import CONTEXT, DOUBT, EXPONENT, LOOK, OWN, PLAIN, SCATTER, UNKNOWN, USE, WIDTH
 from adambs.probing.problem import Problem
 from adambs.proposals import Passes
 
@@ -127,14 +127,15 @@ def test_a_race_is_told_as_the_lab_tells_it():
     assert measures.race([(0, 1.0), (9, 1.0)], [(0, 1.0), (9, 0.5)]) == 1.0  # there was nothing to reach
 
 
-def test_an_exponent_is_what_two_normal_distributions_say():
-    """Against the posterior mean on a grid."""
-    grid = np.linspace(-4, 4, 200_001)
-    for x, seen in ((1.3, 0.13), (0.05, 0.3), (2.0, -0.2), (0.0, 0.1)):
-        logs = -((grid - 0.27) ** 2) / (2 * 0.25**2) - (seen - grid * x) ** 2 / (2 * 0.1**2)
-        weights = np.exp(logs - logs.max())
-        expected = (grid * weights).sum() / weights.sum()
-        assert measures.updated(0.27, 0.25, x, seen, 0.1) == pytest.approx(expected, abs=1e-6)
+def test_exponent_and_offset_are_what_normal_distributions_say():
+    """Against numbers drawn from them: the mean, weighted by how well each agrees with the race."""
+    rng = np.random.default_rng(0)
+    exponents, offsets = rng.normal(0.27, 0.25, 10**6), rng.normal(0, 0.3, 10**6)
+    for x, seen, doubt in ((0.0, 0.4, 0.1), (0.5, 0.5, 0.1), (2.0, 0.1, 0.2)):
+        agreement = np.exp(-((seen - exponents * x - offsets) ** 2) / (2 * doubt**2))
+        expected = [np.average(each, weights=agreement) for each in (exponents, offsets)]
+        assert measures.updated(0.27, 0.25, 0.3, x, seen, doubt) == pytest.approx(expected, abs=3e-3)
+    assert measures.updated(0.27, 0.25, 0.3, 0.0, 0.4, 0.1)[0] == 0.27  # there was nothing to win
 
 
 # ---------------------------------------------------------------------------------------- a whole probe
@@ -502,20 +503,21 @@ def test_what_was_seen_counts_more_than_what_is_usual():
     until, speedup = seen.race
     assert (until, speedup) == (200, pytest.approx(1.25))
     x = math.log(3) * 120 / 200  # the first 80 steps are a plain pass
-    mean = (EXPONENT / SCATTER**2 + x * math.log(1.25) / DOUBT**2) / (1 / SCATTER**2 + x * x / DOUBT**2)
-    assert seen.exponent() == pytest.approx(mean, rel=1e-6)
-    assert answer_with(**values).exponent() == EXPONENT
+    exponent, offset = measures.updated(EXPONENT, SCATTER, OWN, x, math.log(1.25), DOUBT)
+    assert seen.shown() == pytest.approx((exponent, offset), rel=1e-6)
+    assert answer_with(**values).shown() == (EXPONENT, 0.0)
     again = answer_with(**values, losses=losses, plain_losses=slower, more_races=[1.25] * 3)  # doubted less
-    certain = 4 / DOUBT**2
-    more = (EXPONENT / SCATTER**2 + x * math.log(1.25) * certain) / (1 / SCATTER**2 + x * x * certain)
-    assert again.exponent() == pytest.approx(more, rel=1e-6)
-    # Over the whole training: what was raced with the new exponent, what a context adds with the usual one;
-    # one that tells much makes another training of it.
+    more = measures.updated(EXPONENT, SCATTER, OWN, x, math.log(1.25), DOUBT / 2)
+    assert again.shown() == pytest.approx(more, rel=1e-6)
+    # Over the whole training: what was raced with the exponent and the offset that were shown, the offset for
+    # the share that was raced; what a context adds with the usual exponent. One that tells much makes another
+    # training of it.
     x, added = math.log(3) * 240 / 320, math.log(2) * 80 / 320
-    assert seen.expects() == pytest.approx(math.exp(mean * x) / 1.02, rel=1e-6)
+    raced = exponent * x + offset * 200 / 320
+    assert seen.expects() == pytest.approx(math.exp(raced) / 1.02, rel=1e-6)
     seen.contexts = {"c": [(1, 2.0), (1000, 2.0)]}
     assert added < math.log(1.2)
-    assert seen.expects(context="c") == pytest.approx(math.exp(mean * x + EXPONENT * added) / 1.02, rel=1e-6)
+    assert seen.expects(context="c") == pytest.approx(math.exp(raced + EXPONENT * added) / 1.02, rel=1e-6)
     seen.contexts = {"c": [(1, 4.0), (1000, 4.0)]}
     seen.potential = [(1, 4.0), (1000, 4.0)]
     assert seen.expects(context="c") == pytest.approx(math.exp(EXPONENT * math.log(4)) / 1.02, rel=1e-6)
@@ -523,6 +525,17 @@ def test_what_was_seen_counts_more_than_what_is_usual():
     # Only what lies within the planned training is compared.
     later = {"losses": [*losses, (900, 1e-9)], "plain_losses": [*slower, (900, 1.0)]}
     assert answer_with(**values, **later).race == seen.race
+
+
+def test_a_race_that_was_won_counts_more_than_a_noise_that_is_small():
+    """Six batches may miss the few examples that make the noise; a race over the whole training does not."""
+    losses = [(step, math.exp(-0.01 * step)) for step in range(0, 801, 20)]
+    slower = [(step, math.exp(-0.007 * step)) for step in range(0, 801, 20)]
+    quiet_one = answer_with(noise=[(0, 0.1)], steps=800)
+    raced = dataclasses.replace(quiet_one, losses=losses, plain_losses=slower)
+    assert quiet_one.kind == PLAIN
+    assert raced.kind == USE
+    assert 1.2 < raced.expected < 1 / 0.7
 
 
 def test_a_cost_that_takes_the_gain_away_is_named():

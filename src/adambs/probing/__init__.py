@@ -22,8 +22,10 @@ from adambs.sampler import BanditSampler
 
 __all__ = ["Answer", "probe"]
 
-# How many examples are scored again and again.
-_PANEL = 1000
+# How many examples are scored again and again: at least, and at most, for a thousand may miss the few that
+# matter. To score them takes both copies about this share of the time.
+_PANEL, _LARGE_PANEL = 1000, 10_000
+_SCORING = 0.003
 # At most this share of the training lies between two scorings, so that one unlucky moment counts little.
 _APART = 1 / 40
 # How many batches' gradients tell the noise, and how often that is asked.
@@ -126,7 +128,7 @@ class _Probe:
         self.answer.losses, self.answer.plain_losses = pair.losses, pair.plain_losses
         self.planned = max(_FEWEST, math.ceil(self.answer.planned))
         self.random = np.random.default_rng([seed, 2])
-        self.panel = np.sort(self.random.choice(problem.n, min(_PANEL, problem.n), replace=False))
+        self.panel: Indices = np.empty(0, np.int64)
         self.seen: list[tuple[int, Floats]] = []
         self._known_of_panel: dict[str, Indices] | None = None
         self.looks: list[float] = []
@@ -150,7 +152,16 @@ class _Probe:
     def _passed(self) -> float:
         return time.perf_counter() - self.started
 
+    def _choose_panel(self) -> Indices:
+        """As many examples as can be scored in time, and not too few; n if there are fewer."""
+        some = self.random.choice(self.problem.n, min(_LARGE_PANEL, self.problem.n), replace=False)
+        for _ in range(2):  # the first one warms up
+            _, _, seconds = self.problem.evaluated(some[:_PANEL])
+        fitting = _SCORING * self.limit / (2 * float(np.median(seconds)))
+        return np.sort(some[: max(_PANEL, int(fitting))])
+
     def _go_on(self) -> None:
+        self.panel = self._choose_panel()
         self._score_panel()
         self._ask_for_noise()
         asked = 1

@@ -10,12 +10,13 @@ from typing import Any
 from adambs.probing import measures
 
 # The logarithm of the expected speedup in steps is EXPONENT times the mean over the training of that of what
-# p lowers the second moment by. The exponent is fitted to recorded runs by adambs.lab.insight.probe_evidence,
-# see docs/data-insight.md; SCATTER is how much it differs among them, and DOUBT is how far a speedup that was
-# seen once, on a thousand examples, may be off, in the logarithm. The range is what is expected over and
-# times WIDTH.
+# p lowers the second moment by, plus an offset that a race of two copies may show. The exponent is fitted to
+# recorded runs by adambs.lab.insight.probe_evidence, see docs/data-insight.md; SCATTER is how much it differs
+# among them. OWN is how far an offset may be from 0, and DOUBT how far a speedup that was seen once may be
+# off, both in the logarithm. The range is what is expected over and times WIDTH.
 EXPONENT = 0.27
 SCATTER = 0.25
+OWN = 0.3
 DOUBT = 0.1
 WIDTH = math.sqrt(1.45)
 
@@ -144,14 +145,14 @@ class Answer:
             return None
         return theirs[-1][0], measures.geometric_mean([measures.race(theirs, ours), *self.more_races])
 
-    def exponent(self, usual: float = EXPONENT) -> float:
-        """Of this problem: what is usual in recorded runs, and what the race has shown."""
+    def shown(self, usual: float = EXPONENT) -> tuple[float, float]:
+        """The exponent and the offset of this problem: usual ones, and what the race has shown."""
         if self.race is None:
-            return usual
+            return usual, 0.0
         until, speedup = self.race
         x = self._mean_log(self.course(until=until))
         doubt = DOUBT / math.sqrt(1 + len(self.more_races))
-        return measures.updated(usual, SCATTER, x, math.log(speedup), doubt)
+        return measures.updated(usual, SCATTER, OWN, x, math.log(speedup), doubt)
 
     def _mean_log(self, course: list[float]) -> float:
         """Of what p lowers; where batches are hardly noisy, of what that does to the whole second moment."""
@@ -168,10 +169,12 @@ class Answer:
         alone, chosen = (
             self._mean_log(course) for course in (self.course(), self.course(look=look, context=context))
         )
-        raced, added = alone, chosen - alone
-        if context is not None and added > math.log(_BETTER):
-            raced, added = 0.0, chosen  # p is another from the first step on: the race tells nothing of it
-        return math.exp(self.exponent(usual) * raced + usual * added) / (1 + self.overhead)
+        if context is not None and chosen - alone > math.log(_BETTER):
+            # p is another from the first step on: the race tells nothing of it.
+            return math.exp(usual * chosen) / (1 + self.overhead)
+        exponent, offset = self.shown(usual)
+        raced = 0.0 if self.race is None else min(self.race[0] / self.planned, 1.0)
+        return math.exp(exponent * alone + raced * offset + usual * (chosen - alone)) / (1 + self.overhead)
 
     @property
     def expected(self) -> float:
@@ -194,8 +197,6 @@ class Answer:
         """Which of the verdicts it is: of what is to be won the most, and of what is alike the simplest."""
         if not self.measured:
             return UNKNOWN
-        if self.noise_now < _NOISY:
-            return PLAIN
         alone, looking = self.expects(), self.expects(look=True)
         told = self.expects(context=self.best_context)
         best = max(alone, looking, told)
@@ -255,7 +256,7 @@ class Answer:
             found[name] = _plain(getattr(self, name))
         found["expected"] = _plain(self.expected)
         found["without_look_or_context"] = _plain(self.expects())
-        found["race"], found["exponent"] = self.race, _plain(self.exponent())
+        found["race"], found["shown"] = self.race, [_plain(value) for value in self.shown()]
         found["speedup"] = [_plain(value) for value in self.speedup]
         found["kind"], found["verdict"] = self.kind, self.verdict
         return found

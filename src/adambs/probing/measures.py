@@ -158,15 +158,18 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
-def updated(usual: float, scatter: float, x: float, seen: float, doubt: float) -> float:
-    """The exponent of this problem, from that of others and from one race.
+def updated(
+    usual: float, scatter: float, own: float, x: float, seen: float, doubt: float
+) -> tuple[float, float]:
+    """The exponent of this problem and its offset, from those of others and from a race.
 
-    A speedup is the exponent times ``x`` in the logarithms. Before the race the exponent is ``usual`` with a
-    standard deviation ``scatter``; the race has shown ``seen``, with one of ``doubt``. The mean of what is
-    known after it, both being normal: where there was little to win (x small) the race tells nothing.
+    A speedup is the exponent times ``x`` plus the offset, in the logarithms. Before the race the exponent is
+    ``usual`` with a standard deviation ``scatter``, and the offset, all that x does not tell, 0 with one of
+    ``own``; the race has shown ``seen``, with one of ``doubt``. The means of what is known after it, all
+    being normal.
     """
-    before, new = 1 / scatter**2, x * x / doubt**2
-    return (before * usual + x * seen / doubt**2) / (before + new)
+    gain = (seen - usual * x) / ((scatter * x) ** 2 + own**2 + doubt**2)
+    return usual + scatter**2 * x * gain, own**2 * gain
 
 
 def look_gain(possible: float, kept: float) -> float:

@@ -15,6 +15,9 @@ from adambs import _check, scores
 from adambs._types import Floats, Indices
 from adambs.fetching import Fetcher
 
+# How many examples are evaluated at once.
+_AT_ONCE = 200
+
 Loss = Callable[..., Any]
 
 Known = tuple[Loss, Loss | None]
@@ -146,7 +149,7 @@ class Problem:
             return losses, lambda: _norms(losses, self._output, K)
         return losses, lambda: (given if isinstance(given, Tensor) else given()).detach()
 
-    def evaluated(self, indices: Indices, size: int) -> tuple[Floats, Floats, list[float]]:
+    def evaluated(self, indices: Indices, size: int = _AT_ONCE) -> tuple[Floats, Floats, list[float]]:
         """The present losses and scores of some examples, without dropout, ``size`` at a time.
 
         Also what an example took, in seconds, for each of these times.

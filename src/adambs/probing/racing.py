@@ -17,9 +17,6 @@ from adambs.sampler import BanditSampler
 # Steps before anything is timed: kernels compile, caches fill.
 _WARM_UP = 3
 
-# How many examples are evaluated at once.
-_AT_ONCE = 200
-
 Schedule = Callable[[float], float]
 """What the learning rate is multiplied by when a share of the training is done."""
 
@@ -72,11 +69,11 @@ class Pair:
     def evaluate(self, indices: Indices) -> tuple[Floats, list[float]]:
         """Compare the mean losses of these examples now.
 
-        The scores in the copy with bandit sampling, and seconds an example.
+        Their scores in the copy with bandit sampling, and seconds an example.
         """
         start = time.perf_counter()
-        losses, scores, seconds = self.problem.evaluated(indices, _AT_ONCE)
-        theirs, _, _ = self.rival.evaluated(indices, _AT_ONCE)
+        losses, scores, seconds = self.problem.evaluated(indices)
+        theirs, _, _ = self.rival.evaluated(indices)
         self.losses.append((self.steps, float(losses.mean())))
         self.plain_losses.append((self.steps, float(theirs.mean())))
         self.evaluating += time.perf_counter() - start

@@ -40,8 +40,12 @@ FITTED = {(name, "adambs") for name in ("cnn-fashion", "rcnn-imdb", "cnn-cifar10
 SEEN = {
     *((name, "adambs") for name in ("cnn-cifar100", "flipped", "imbalanced", "cnn-fashion-lr-0.002")),
     *((name, "adambs") for name in ("transformer-imdb", "lm-imdb", "rnn-mnist", "rnn-fashion")),
+    *((name, "adambs") for name in ("transformer-imdb-lr-0.0005", "imbalanced-lr-0.002")),
     *((name, method) for name in ("kdd", "kdd-lr-0.004") for method in METHODS if method != "adambs"),
+    *(("kdd-lr-0.002", method) for method in METHODS if method != "adambs"),
     *((name, "adambs-loop") for name in ("digits", "heavy-tailed", "photograph", "balanced-digits")),
+    *((name, "adambs-loop") for name in ("heavy-tailed-lr-0.003", "photograph-lr-0.003")),
+    ("cnn-cifar100-lr-0.002", "adambs"),
     ("digits", "adambs"),
 }
 
