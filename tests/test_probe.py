@@ -111,6 +111,18 @@ def test_what_is_to_come_is_continued_from_what_was_measured():
     assert measures.ahead([(5, 3.0)], 1) == measures.ahead([(5, 3.0)], 100) == pytest.approx(3.0)
 
 
+def test_noise_under_p_tells_that_of_uniform_batches():
+    """Against the second moments of all examples' gradients, whose norms are the scores."""
+    rng = np.random.default_rng(0)
+    g = rng.normal(1.0, 2.0, (50, 6)) * rng.gamma(0.3, size=(50, 1))
+    s, K = np.linalg.norm(g, axis=1), 8
+    ratios = 50 * (0.9 * s / s.sum() + 0.1 / 50)
+    G = g.mean(0) @ g.mean(0)
+    uniform, ours = (s**2).mean(), (s**2 / ratios).mean()
+    found = measures.under_uniform((ours - G) / K / G, measures.reduction(s, ratios), K)
+    assert found == pytest.approx((uniform - G) / K / G)
+
+
 def test_a_race_is_told_as_the_lab_tells_it():
     """Losses e^(-0.01 t) and, twice as fast, e^(-0.02 t): every target is reached in half the steps."""
     steps = [0, 10, 40, 100, 200, 400]

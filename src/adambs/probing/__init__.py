@@ -232,9 +232,13 @@ class _Probe:
         return self._known_of_panel
 
     def _ask_for_noise(self) -> None:
-        K, n = self.problem.batch_size, self.problem.n
-        gradients = [self.problem.gradient(self.random.integers(0, n, K)) for _ in range(_SPLIT)]
-        self.answer.noise.append((self.answer.steps, measures.noise_to_signal(gradients)))
+        """From batches that p draws: six uniform ones may miss the rare examples that make the noise."""
+        K, rule, gradients = self.problem.batch_size, self.pair.sampler.rule, []
+        for _ in range(_SPLIT):
+            indices, ratios = rule.draw(self.random.random(K))
+            gradients.append(self.problem.gradient(indices, 1 / ratios))
+        noise, lowered = measures.noise_to_signal(gradients), self.answer.learned[-1][1]
+        self.answer.noise.append((self.answer.steps, measures.under_uniform(noise, lowered, K)))
 
     def _sum_up(self) -> None:
         """What follows from everything that was seen."""

@@ -81,6 +81,15 @@ def noise_to_signal(gradients: Sequence[torch.Tensor]) -> float:
     return noise / signal if signal > 0 else math.inf
 
 
+def under_uniform(noise: float, lowered: float, K: int) -> float:
+    """The noise of batches of K that are drawn uniformly, if that of batches from p is ``noise`` and p lowers
+    the second moment of one example's weighted gradient by ``lowered``.
+
+    In units of ‖G‖² one example's second moment is 1 + K noise under p, ``lowered`` times that uniformly.
+    """
+    return (lowered * (1 + K * noise) - 1) / K
+
+
 def of_a_batch(value: float, noise: float) -> float:
     """What lowering the noise by ``value`` does to a second moment of which the mean is a part."""
     return value if math.isinf(noise) else (1 + noise) / (1 + noise / value)

@@ -167,9 +167,10 @@ class Problem:
         each, norms = torch.cat(found, 1).numpy()
         return each, norms, seconds
 
-    def gradient(self, indices: Indices) -> Tensor:
-        """The gradient of the mean loss of these examples, as one vector."""
+    def gradient(self, indices: Indices, weights: Floats) -> Tensor:
+        """The gradient of the mean of the weighted losses of these examples, as one vector."""
         losses, _ = self.losses(self.batch(indices), len(indices))
+        losses = losses * torch.from_numpy(weights).to(losses)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         found = torch.autograd.grad(losses.mean(), trained, allow_unused=True)
         return torch.cat([part.flatten() for part in found if part is not None])
