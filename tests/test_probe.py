@@ -258,6 +258,7 @@ def test_a_short_training_is_seen_whole():
     assert answer.steps == 30
     assert answer.losses[-1][0] == answer.plain_losses[-1][0] == answer.race[0] == 30
     assert len(answer.losses) >= 20  # one unlucky moment counts little
+    assert [step for step, _ in answer.noise] == [0, 11, 21]
 
 
 def test_a_short_training_is_raced_again_while_there_is_time():

@@ -171,7 +171,8 @@ class _Probe:
             self.progress(min(self._passed / self.limit, 1.0), f"{self.answer.steps} steps")
             if self._due(self.pair):
                 self._score_panel()
-            if asked < _ASKED and self._passed > self.limit * asked / _ASKED:
+            done = max(self._passed / self.limit, self.answer.steps / self.planned)
+            if asked < _ASKED and done > asked / _ASKED:
                 asked += 1
                 self._ask_for_noise()
         if self.seen[-1][0] < self.answer.steps:
