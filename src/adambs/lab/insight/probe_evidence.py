@@ -159,9 +159,12 @@ def rows(probes: Path, results: Path) -> list[Row]:
 
 
 def recorded_speedups(results: Path) -> dict[tuple[Key, str], Recorded]:
-    """The speedups of AdamBS by the clock; of several runs the geometric mean over all their seeds."""
+    """The speedups of AdamBS by the clock; of several runs the geometric mean over all their seeds.
+
+    Runs in the folder ``probes`` were made to test the probe.
+    """
     found: dict[tuple[Key, str], list[Recorded]] = {}
-    for file in sorted(results.glob(f"*/{records.FILE}")):
+    for file in sorted([*results.glob(f"*/{records.FILE}"), *results.glob(f"probes/*/{records.FILE}")]):
         if file.parent.name.startswith(("sweep", OTHERS)):
             continue
         run = records.read(file.parent)
