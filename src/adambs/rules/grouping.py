@@ -433,15 +433,26 @@ def learn(
     memory: float,
     prior: float,
     uniform: float,
-) -> None:
+) -> int:
     """A whole update in one call, which costs less than three: what scores tell of the groups that their
     examples are in, the examples into the groups of their scores, and the ratios of all groups anew."""
+    leaving = np.zeros(GROUPS, np.int64)
+    touched = 0
     for k in range(len(indices)):
-        g = owner[(place[indices[k]] ^ indices[k]) >> shift]
+        here = place[indices[k]] ^ indices[k]
+        g = owner[here >> shift]
         _blend(worth, g, _in_units(scores[k], unit), memory)
+        # Read what the moves will write, the slot and the place of the member that comes to it: the processor
+        # waits for many reads of far memory at once, and for such writes one after the other.
+        leaving[g] += 1
+        last = (table[_TAIL, g] << shift) + ((table[_SIZE, g] - leaving[g]) & ((1 << shift) - 1))
+        coming = order[last] ^ last
+        if 0 <= coming < len(place):  # else there is nobody
+            touched ^= order[here] ^ place[coming]
     for k in range(len(indices)):
         _move(order, place, full, owner, table, shift, indices[k], _group_of(_in_units(scores[k], unit)))
     settle(worth, table[_SIZE], prior, uniform)
+    return touched  # or the compiler would leave the reads out
 
 
 @kernel
