@@ -28,6 +28,9 @@ _SMALLEST_MEAN = 1e-300
 # near the processor however many examples there are.
 _LEAST_SHIFT, _MOST_CHUNKS_LOG = 8, 12
 
+# So many examples move together: as many as stay in the processor's second cache.
+_TOGETHER = 512
+
 # Examples are numbered by the smallest integers that can: half the memory, for up to two thousand million.
 _MOST_INT32 = 2**31 - 1
 
@@ -218,6 +221,33 @@ def _move(
             begin = table[_RUN, other]
             full[run], full[begin], run = full[begin], full[run], begin
             table[_RUN, other] += 1
+
+
+@kernel
+def _touch(
+    order: Numbers,
+    place: Numbers,
+    owner: NDArray[np.uint8],
+    table: Indices,
+    shift: int,
+    indices: Indices,
+) -> int:
+    """Read what is written if these examples move: their slots, and the places of those who come to them.
+
+    The processor waits for many reads of far memory at once, and for such writes one after the other. What
+    is returned says nothing, but without it the compiler would leave the reads out.
+    """
+    leaving = np.zeros(GROUPS, np.int64)
+    touched = 0
+    for k in range(len(indices)):
+        here = place[indices[k]] ^ indices[k]
+        g = owner[here >> shift]
+        leaving[g] += 1
+        last = (table[_TAIL, g] << shift) + ((table[_SIZE, g] - leaving[g]) & ((1 << shift) - 1))
+        coming = order[last] ^ last
+        if 0 <= coming < len(place):  # else there is nobody
+            touched ^= order[here] ^ place[coming]
+    return int(touched)
 
 
 @kernel
@@ -436,23 +466,18 @@ def learn(
 ) -> int:
     """A whole update in one call, which costs less than three: what scores tell of the groups that their
     examples are in, the examples into the groups of their scores, and the ratios of all groups anew."""
-    leaving = np.zeros(GROUPS, np.int64)
-    touched = 0
     for k in range(len(indices)):
-        here = place[indices[k]] ^ indices[k]
-        g = owner[here >> shift]
+        g = owner[(place[indices[k]] ^ indices[k]) >> shift]
         _blend(worth, g, _in_units(scores[k], unit), memory)
-        # Read what the moves will write, the slot and the place of the member that comes to it: the processor
-        # waits for many reads of far memory at once, and for such writes one after the other.
-        leaving[g] += 1
-        last = (table[_TAIL, g] << shift) + ((table[_SIZE, g] - leaving[g]) & ((1 << shift) - 1))
-        coming = order[last] ^ last
-        if 0 <= coming < len(place):  # else there is nobody
-            touched ^= order[here] ^ place[coming]
-    for k in range(len(indices)):
-        _move(order, place, full, owner, table, shift, indices[k], _group_of(_in_units(scores[k], unit)))
+    touched = 0
+    for start in range(0, len(indices), _TOGETHER):
+        stop = min(start + _TOGETHER, len(indices))
+        touched ^= _touch(order, place, owner, table, shift, indices[start:stop])
+        for k in range(start, stop):
+            to = _group_of(_in_units(scores[k], unit))
+            _move(order, place, full, owner, table, shift, indices[k], to)
     settle(worth, table[_SIZE], prior, uniform)
-    return touched  # or the compiler would leave the reads out
+    return touched
 
 
 @kernel
