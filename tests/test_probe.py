@@ -579,11 +579,11 @@ def test_an_earlier_probe_told_of_contexts_at_its_end_only(tmp_path):
 
 def test_ranges_stand_beside_what_was_recorded(tmp_path, monkeypatch, capsys):
     results, probes = tmp_path / "results", tmp_path / "results" / "probes"
-    for name, seeds in (("a", 2), ("again", 3), ("sweep-a", 2)):
+    for name, seeds in (("a", 2), ("probes/again", 3), ("sweep-a", 2)):
         write_run(results / name, ["adam", "adambs"], seeds=seeds)
     config = records.read(results / "a").config
     same_run = {name: config[name] for name in ("n", "lr", "batch_size", "epochs")}
-    probes.mkdir()
+    probes.mkdir(exist_ok=True)
     for k, name in enumerate(("cnn-fashion", "flipped", "third", "fourth", "other-lr")):
         answer = answer_with(learned=[(0, 1.0), (1, 1.1 + k / 2)])
         for field, value in same_run.items():
@@ -593,7 +593,7 @@ def test_ranges_stand_beside_what_was_recorded(tmp_path, monkeypatch, capsys):
     found = probe_evidence.rows(probes, results)
     assert [row.name for row in found] == ["cnn-fashion", "flipped", "fourth", "third"]
     assert [row.used for row in found] == ["the fit", "seen", "the test", "the test"]
-    speedups = [analysis.analyse(records.read(results / name)).speedups["adambs"] for name in ("a", "again")]
+    speedups = [analysis.analyse(records.read(results / name)).speedups["adambs"] for name in ("a", "probes/again")]
     logs = [math.log(speedup["seconds"].overall.value) for speedup in speedups]
     for row in found:
         assert row.recorded.value == pytest.approx(math.exp((2 * logs[0] + 3 * logs[1]) / 5))
