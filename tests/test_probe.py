@@ -593,7 +593,8 @@ def test_ranges_stand_beside_what_was_recorded(tmp_path, monkeypatch, capsys):
     found = probe_evidence.rows(probes, results)
     assert [row.name for row in found] == ["cnn-fashion", "flipped", "fourth", "third"]
     assert [row.used for row in found] == ["the fit", "seen", "the test", "the test"]
-    speedups = [analysis.analyse(records.read(results / name)).speedups["adambs"] for name in ("a", "probes/again")]
+    runs = [records.read(results / name) for name in ("a", "probes/again")]
+    speedups = [analysis.analyse(run).speedups["adambs"] for run in runs]
     logs = [math.log(speedup["seconds"].overall.value) for speedup in speedups]
     for row in found:
         assert row.recorded.value == pytest.approx(math.exp((2 * logs[0] + 3 * logs[1]) / 5))
