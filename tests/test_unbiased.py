@@ -153,9 +153,10 @@ def test_with_a_context(K, late):
 
 @one_or_both
 def test_with_a_context_and_a_score_function(K):
+    """Large weights are rare here: with few seeds a step that has none of them looks biased."""
     candidates = adambs.Candidates(3, 1e-3)
     options = {"context": KINDS, "candidates": candidates, "scored": True}
-    assert assert_unbiased("context, score", K, 600, **options) > 0.4
+    assert assert_unbiased("context, score", K, 1600, **options) > 0.4
 
 
 @one_or_both
