@@ -8,23 +8,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from adambs.lab.report.analysis import (
+from adambs.lab.report.analysis import analyse, steadiness
+from adambs.lab.report.estimates import geometric_mean, mean
+from adambs.lab.report.phrases import headline, number, points, rise, times, verdict_in_full, warnings_of
+from adambs.lab.report.series import Series, curve
+from adambs.lab.report.speedups import (
     FRACTIONS,
     Ratio,
-    Series,
     Speedup,
     across,
-    analyse,
-    curve,
     first_reached,
-    geometric_mean,
     lowest_by,
-    mean,
     speedup,
     speedup_to_lowest_error,
-    steadiness,
 )
-from adambs.lab.report.phrases import headline, number, points, rise, times, verdict_in_full, warnings_of
 from adambs.lab.runs import records
 
 

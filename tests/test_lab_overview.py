@@ -9,7 +9,8 @@ from lab_fixtures import write_run
 
 from adambs.lab.experiments import sweep
 from adambs.lab.report import summary
-from adambs.lab.report.analysis import Estimate, analyse
+from adambs.lab.report.analysis import analyse
+from adambs.lab.report.estimates import Estimate
 from adambs.lab.report.overview import (
     CHOOSING,
     COLUMNS,

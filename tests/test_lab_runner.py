@@ -25,7 +25,8 @@ from adambs import cli
 from adambs.lab import experiments, machine
 from adambs.lab.experiments import demo, reproduce, sweep
 from adambs.lab.report import summary
-from adambs.lab.report.analysis import Estimate, analyse
+from adambs.lab.report.analysis import analyse
+from adambs.lab.report.estimates import Estimate
 from adambs.lab.report.tables import terminal_table
 from adambs.lab.runs import records, runner
 

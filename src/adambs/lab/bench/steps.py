@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import adambs
-from adambs.lab.report import analysis
+from adambs.lab.report import estimates
 
 Step = Callable[[], None]
 
@@ -119,7 +119,7 @@ def measure(workload: Workload, *, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def _against(adam: list[float], own: list[float]) -> dict[str, Any]:
-    logs = analysis.mean([math.log(a / b) for a, b in zip(own, adam, strict=True)])
+    logs = estimates.mean([math.log(a / b) for a, b in zip(own, adam, strict=True)])
     assert logs.low is not None
     assert logs.high is not None
     return {

@@ -2,8 +2,9 @@
 
 import math
 
-from adambs.lab.report.analysis import Analysis, Speedup, across
+from adambs.lab.report.analysis import Analysis
 from adambs.lab.report.phrases import times_and_interval
+from adambs.lab.report.speedups import Speedup, across
 from adambs.lab.runs import records
 
 TRIALS: dict[str, tuple[str, str, str]] = {

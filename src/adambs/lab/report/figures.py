@@ -20,8 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from adambs.lab.report.analysis import AXES, Analysis, Speedup
+from adambs.lab.report.analysis import Analysis
 from adambs.lab.report.phrases import run_title, scale_note, times
+from adambs.lab.report.series import AXES
+from adambs.lab.report.speedups import Speedup
 
 INK, MUTED, RULE = "#1f2328", "#656d76", "#d0d7de"
 X_LABELS = {"seconds": "training time (s)", "step": "steps", "epoch": "epochs"}

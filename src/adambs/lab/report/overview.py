@@ -7,9 +7,11 @@ import matplotlib.axes
 from matplotlib.figure import Figure
 
 from adambs.lab.experiments.sweep import DEFAULT, ORACLE, TRIALS
-from adambs.lab.report.analysis import Analysis, Estimate, Speedup, across
+from adambs.lab.report.analysis import Analysis
+from adambs.lab.report.estimates import Estimate
 from adambs.lab.report.figures import INK, MUTED, X_LABELS, draw_curves, plain, style, tidy
 from adambs.lab.report.phrases import points, run_title, times, times_and_interval
+from adambs.lab.report.speedups import Speedup, across
 from adambs.lab.report.tables import markdown
 
 CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")

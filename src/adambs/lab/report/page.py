@@ -13,12 +13,7 @@ from typing import Any
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from adambs.lab.report.analysis import (
-    AXES,
-    Analysis,
-    Curve,
-    analyse_all,
-)
+from adambs.lab.report.analysis import Analysis, analyse_all
 from adambs.lab.report.figures import Saved, save_figures, style, thumbnail
 from adambs.lab.report.markup import fill, finite_numbers, join, slugs, swatch
 from adambs.lab.report.phrases import (
@@ -29,6 +24,7 @@ from adambs.lab.report.phrases import (
     run_title,
     warnings_of,
 )
+from adambs.lab.report.series import AXES, Curve
 from adambs.lab.report.tables import (
     beyond_table,
     finals_table,

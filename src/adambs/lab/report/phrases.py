@@ -2,12 +2,9 @@
 
 import math
 
-from adambs.lab.report.analysis import (
-    LEADS,
-    Analysis,
-    Estimate,
-    Speedup,
-)
+from adambs.lab.report.analysis import LEADS, Analysis
+from adambs.lab.report.estimates import Estimate
+from adambs.lab.report.speedups import Speedup
 
 
 def run_title(analysis: Analysis) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from adambs.lab.report.analysis import AXES, Analysis, Estimate, Speedup, analyse_all
+from adambs.lab.report.analysis import Analysis, analyse_all
+from adambs.lab.report.estimates import Estimate
 from adambs.lab.report.figures import speedup_range, style
 from adambs.lab.report.markup import fill, join, slugs, swatch
 from adambs.lab.report.phrases import (
@@ -19,6 +20,8 @@ from adambs.lab.report.phrases import (
     times_and_interval,
     verdict_in_full,
 )
+from adambs.lab.report.series import AXES
+from adambs.lab.report.speedups import Speedup
 from adambs.lab.report.terminal import Numbers
 from adambs.lab.runs.records import Run
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from adambs.lab.report.analysis import Analysis, Estimate, Speedup, across, geometric_mean
+from adambs.lab.report.analysis import Analysis
+from adambs.lab.report.estimates import Estimate, geometric_mean
 from adambs.lab.report.phrases import number, points, rise, times_and_interval
+from adambs.lab.report.speedups import Speedup, across
 from adambs.lab.report.tables import markdown
 from adambs.lab.runs import records
 
