@@ -143,15 +143,16 @@ def test_a_look_waits_for_the_end_of_a_pass():
 
 
 def test_where_a_look_is_possible_passes_grow_and_end_with_whole_batches():
-    """n/8, n/4, n/2 and n in turn, less what is no whole batch; each the beginning of an order of its own."""
+    """n/8, each a quarter more than the one before, less what is no whole batch, then all; each the beginning
+    of an order of its own."""
     n, K = 103, 4
     sampler = adambs.BanditSampler(n, K, candidates=adambs.Candidates(3, cost=100.0), seed=3)
-    for number, batches in enumerate((3, 6, 12, 25, 25)):
+    for number, batches in enumerate((3, 4, 5, 6, 7, 9, 12, 15, 19, 23, 25, 25)):
         draws = [sampler.draw(lambda i: np.ones(len(i))) for _ in range(batches)]
         expected = Passes(n, seed=3, number=number).take(batches * K)
         assert np.array_equal(np.concatenate([draw.indices for draw in draws]), expected)
         assert not sampler.passes.under_way
-    assert sampler.diagnostics().reshuffled == 71
+    assert sampler.diagnostics().reshuffled == 153
 
 
 def test_a_look_that_fails_changes_nothing():

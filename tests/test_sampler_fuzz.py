@@ -10,6 +10,7 @@ import os
 import pickle
 import time
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -354,10 +355,11 @@ class Oracle:
 
     @property
     def length(self):
-        """Of the present pass: if they grow, n/8, n/4, n/2 and n in turn, less what is no whole batch."""
+        """Of the present pass: if they grow, n/8 and 5/4 of that and so on, less what is no whole batch."""
         if not self.growing:
             return self.n
-        return max(self.K, self.n // max(8 >> self.passes, 1) // self.K * self.K)
+        grown = Fraction(self.n, 8) * Fraction(5, 4) ** self.passes
+        return max(self.K, min(int(grown), self.n) // self.K * self.K)
 
     @property
     def tau(self):

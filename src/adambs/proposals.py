@@ -11,8 +11,8 @@ from adambs.gate import Gate
 from adambs.permutation import Permutation
 from adambs.rules.base import Rule
 
-# What growing passes take of all examples, until they take all.
-_FIRST_PASSES = (1 / 8, 1 / 4, 1 / 2)
+# What growing passes take of all examples, each a quarter more than the one before, until they take all.
+_FIRST_PASSES = tuple(1.25**number / 8 for number in range(10))
 
 # Random numbers are made so many at a time.
 _BLOCK = 4096
@@ -28,7 +28,7 @@ class Passes:
     half way because of what it has shown is biased: begin another way to draw only when none is under way.
     A pass that was meant from its start to end early is not: its examples are a random choice from all. So
     where there may be something else to do between passes, they *grow*: the first takes an eighth of the
-    examples, the next a quarter, a half, all, and each ends with a whole batch.
+    examples, each of the next a quarter more than the one before, and each ends with a whole batch.
     """
 
     def __init__(
