@@ -13,7 +13,9 @@ import adambs
 
 def run(workers, steps, load, save):
     script = Path(__file__).with_name("resume_script.py")
-    arguments = [sys.executable, "-W", "error", script, workers, steps, load, save]
+    # Two workers are more than torch likes where there is one core.
+    strict = ["-W", "error", "-W", "ignore:This DataLoader will create"]
+    arguments = [sys.executable, *strict, script, workers, steps, load, save]
     subprocess.run([str(a) for a in arguments], check=True, timeout=600)
 
 
