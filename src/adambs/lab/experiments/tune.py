@@ -10,6 +10,7 @@ All of it is in records that are appended as it goes: a command that was stopped
 or the seed under way is repeated.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,6 +29,10 @@ SEED = 1000
 
 FOLDER = "grid"
 """Below the folder of the run: a folder for each cell."""
+
+# Of the slices of a run, the share that a cell has: it only has to tell which setting is best, and where a step
+# is fast the evaluations take longer than the training.
+_CELL_SLICES = 1 / 3
 
 # Of the experiment's own, if nothing is given.
 _RATES, _SIZES = (1.0, 2.0, 4.0), (0.5, 1.0, 2.0)
@@ -86,7 +91,8 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> tuple
 
 def cell_plan(plan: Plan, grid: Grid, lr: float, batch_size: int) -> Plan:
     """One cell of the grid: all methods with these two."""
-    experiment = replace(plan.experiment, lr=lr, batch_size=batch_size)
+    slices = math.ceil(plan.experiment.slices * _CELL_SLICES)
+    experiment = replace(plan.experiment, lr=lr, batch_size=batch_size, slices=slices)
     return replace(plan, experiment=experiment, seconds=grid.seconds, one_lr=True)
 
 
