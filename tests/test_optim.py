@@ -462,3 +462,30 @@ def test_a_profiler_sees_the_step_and_nobody_else_pays_for_its_mark():
     step()
     assert order == ["before", "after"]
     assert sampler.diagnostics().updates == 2
+
+
+def test_torchs_default_device_and_dtype_do_not_matter():
+    """Compiled code writes to the addresses of tensors that are made for it: they must be on the CPU."""
+
+    def trained(device, dtype):
+        torch.manual_seed(0)
+        net, sampler = small_net(), learning()
+        optimizer = adambs.AdamBS(net.parameters(), sampler)
+        train(net, optimizer, 1)  # in which torch makes the optimizer's own state
+        torch.set_default_device(device)
+        torch.set_default_dtype(dtype)
+        try:
+            for _ in range(20):
+                draw = sampler.draw()
+                logits, losses = forward(net, draw)
+                scores = adambs.scores.cross_entropy(logits, Y[draw.indices])
+                optimizer.zero_grad()
+                draw.mean(losses, scores).backward()
+                optimizer.step(draw, scores)
+            carried = sampler.draw().carried()
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+        return [*net.parameters()], sampler.probabilities(), carried
+
+    assert same(trained(None, torch.float32), trained("meta", torch.float64))

@@ -70,24 +70,21 @@ class Cap:
 
 def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> torch.Tensor:
     """Weights in units of ``one``, lowered: weight x score at most ``limit`` in the same units, and no weight
-    below one. ``limit`` and ``one`` are numbers or tensors of the shares' shape.
+    below one. ``limit`` and ``one`` are numbers or tensors of the shape of the shares, which are contiguous.
 
     Nothing waits for a device. On the CPU it is one compiled loop, if the arguments are of the usual kinds.
     """
     if (
-        type(scores) is torch.Tensor
+        type(limit) is type(one) is float
+        and type(scores) is torch.Tensor
         and scores.dtype is shares.dtype is torch.float32
         and scores.is_cpu
         and shares.is_cpu
-        and scores.shape == shares.shape
+        and (shape := scores.shape) == shares.shape
         and scores.is_contiguous()
-        and shares.is_contiguous()
-        and isinstance(limit, float)
-        and isinstance(one, float)
     ):
         lowered = torch.empty_like(shares)
-        addresses = shares.data_ptr(), scores.data_ptr(), lowered.data_ptr()
-        _capped_at(*addresses, len(shares), np.float32(limit), np.float32(one))
+        _capped_at(shares.data_ptr(), scores.data_ptr(), lowered.data_ptr(), shape[0], limit, one)
         return lowered
     s = torch.as_tensor(scores).detach().to(shares)
     if s.shape != shares.shape:
@@ -112,10 +109,9 @@ def _moments(ratios: Floats, scores: Floats, limit: float) -> tuple[float, int, 
 
 
 @kernel
-def _capped_at(
-    shares_at: int, scores_at: int, lowered_at: int, K: int, limit: np.float32, one: np.float32
-) -> None:
+def _capped_at(shares_at: int, scores_at: int, lowered_at: int, K: int, most_of: float, unit: float) -> None:
     """The same from addresses of float32. A score that is NaN makes its share NaN, as there."""
+    limit, one = np.float32(most_of), np.float32(unit)
     shares = carray(pointer(shares_at), (K,), np.float32)
     scores = carray(pointer(scores_at), (K,), np.float32)
     lowered = carray(pointer(lowered_at), (K,), np.float32)

@@ -129,7 +129,9 @@ class Draw:
     def _prepare(self) -> None:
         """What nearly every step asks for, in one call of compiled code."""
         K = len(self._indices)
-        indices, shares = torch.empty(K, dtype=torch.int64), torch.empty(K, dtype=torch.float32)
+        # Here, whatever the user's default device is: compiled code writes to their addresses.
+        indices = torch.empty(K, dtype=torch.int64, device="cpu")
+        shares = torch.empty(K, dtype=torch.float32, device="cpu")
         self._even = _prepare(self._indices, self._ratios, indices.data_ptr(), shares.data_ptr())
         self._index_tensor, self._share_tensor = indices, shares
         self._dotted = not self._even and self._cut is None and self.correction == 1.0
@@ -187,16 +189,22 @@ class Draw:
         Of a part of a batch of B examples that W processes share: (W/B) sum_k losses[k] / (n p_k), so that
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
+        shares = self._share_tensor
         if (
             self._dotted
-            and scores is None
+            and shares is not None
             and type(losses) is torch.Tensor
             and losses.dtype is torch.float32
             and losses.is_cpu
-            and losses.shape == self._share_tensor.shape  # type: ignore[union-attr]
+            and losses.shape == shares.shape
         ):  # what nearly every step asks for
             self._weighted = True
-            return torch.dot(losses, self._share_tensor)  # type: ignore[arg-type]
+            if scores is not None:
+                self.capped = True
+                if self.limit < math.inf:
+                    one = 1 / len(self._indices)
+                    shares = capped_shares(shares, scores, self.limit * one, one)
+            return torch.dot(losses, shares)
         _check.losses(losses, len(self._indices))
         self._weighted = True
         if self._cut is not None:
@@ -231,11 +239,11 @@ class Draw:
         K = len(self)
         unit = 1.0 if self._cut is None else self._cut.share * K  # one, unless the parts are unequal
         return Carried(
-            torch.full((K,), self.number, dtype=torch.int64),
+            torch.full((K,), self.number, dtype=torch.int64, device="cpu"),
             torch.from_numpy(self._indices.copy()),
             torch.from_numpy(self._weights() * unit).float(),
-            torch.full((K,), self.limit * unit),
-            torch.full((K,), unit),
+            torch.full((K,), self.limit * unit, dtype=torch.float32, device="cpu"),
+            torch.full((K,), unit, dtype=torch.float32, device="cpu"),
         )
 
     def to_list(self) -> list[Any]:

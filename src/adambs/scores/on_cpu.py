@@ -72,10 +72,10 @@ def one_class_norms(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     y = target if target.dtype is torch.int64 else target.long()
     if K * C > _MANY:
         p = z.detach().softmax(1)
-        norms = torch.empty(K, dtype=z.dtype)
+        norms = torch.empty(K, dtype=z.dtype, device="cpu")
         wrong = _one_class(p.numpy(), y.numpy(), ignore_index, norms.numpy())
     else:
-        norms = torch.empty(K, dtype=z.dtype)
+        norms = torch.empty(K, dtype=z.dtype, device="cpu")
         double = z.dtype is torch.float64
         wrong = _one_class_of_logits(z.data_ptr(), double, y.data_ptr(), K, C, ignore_index, norms.data_ptr())
     if wrong >= 0:
