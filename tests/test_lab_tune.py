@@ -146,6 +146,7 @@ def test_the_best_of_each_is_the_cell_with_the_lowest_loss(finished):
             run = records.read(tune.cell_folder(folder, lr, size))
             assert (run.config["lr"], run.config["batch_size"]) == (lr, size)
             assert run.finished == {tune.SEED}
+            assert run.config["slices"] == 2  # a third of the run's four, rounded up
             lines = [line for line in run.lines("slice") if line["method"] == each.method]
             losses[lr, size] = min(line["train_loss"] for line in lines)
         assert each.loss == min(losses.values()) == losses[each.lr, each.batch_size]

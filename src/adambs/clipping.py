@@ -1,6 +1,7 @@
 """A clip of the gradient relative to its running norm, in the optimizer's own metric."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -192,20 +193,21 @@ class _Memory:
     def __init__(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._groups: list[tuple[dict[str, Any], int, Any]] = []
         self._state: Any = None
-        self._states = 0
-        self._rows: list[tuple[torch.Tensor, torch.Tensor | None, torch.memory_format]] = []
+        self._states: list[dict[str, Any]] = []
+        self._rows: list[tuple[torch.Tensor, dict[str, Any], torch.Tensor | None, torch.memory_format]] = []
         if optimizer is None:
             return
-        self._state, self._states = optimizer.state, len(optimizer.state)
+        self._state, self._states = optimizer.state, list(optimizer.state.values())
         self._groups = [(group, len(group["params"]), group.get("eps")) for group in optimizer.param_groups]
         rows, eps, addresses = [], [], []
         for group in optimizer.param_groups:
             for p in group["params"]:
-                v = _second_moment(optimizer.state.get(p))
+                state = optimizer.state.get(p, {})
+                v = _second_moment(state)
                 order = torch.contiguous_format if v is None else _format(v)
                 if order is None:
                     return
-                rows.append((p, v, order))
+                rows.append((p, state, v, order))
                 eps.append(group.get("eps", 0.0))
                 addresses.append((0, 0, 0) if v is None else (0, v.data_ptr(), v.numel()))
         self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
@@ -215,26 +217,27 @@ class _Memory:
         groups = optimizer.param_groups
         if (
             optimizer.state is not self._state
-            or len(self._state) != self._states
+            or len(self._state) != len(self._states)
             or len(groups) != len(self._groups)
         ):
             return False
         for group, (known, count, eps) in zip(groups, self._groups, strict=True):
             if group is not known or len(group["params"]) != count or group.get("eps") != eps:
                 return False
-        return True
+        # Not by parameter: to look one up runs its __hash__, which is not compiled.
+        return all(map(operator.is_, self._state.values(), self._states))
 
     def norm(self) -> float | None:
         """The norm of all g / (sqrt(v) + eps); None if torch has to measure it."""
         if not self._rows:
             return None
         places = []
-        for p, v, order in self._rows:
+        for p, state, v, order in self._rows:
             g = p.grad
             if g is None:
                 places.append(0)
                 continue
-            if _second_moment(self._state.get(p)) is not v:
+            if _second_moment(state) is not v:
                 self._state = None  # to be found out again
                 return None
             if v is None or not _lies(g, order):

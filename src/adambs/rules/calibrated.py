@@ -117,7 +117,9 @@ class Calibrated(Rule):
     def ratios(self, indices: Indices | None = None) -> Floats:
         """That of the group."""
         chosen, members = np.arange(self.n) if indices is None else indices, self.members
-        return grouping.ratios_of(members.place, members.owner, members.shift, self._worth, chosen)
+        ratios = np.empty(len(chosen))
+        grouping.fill_ratios(members.place, members.owner, members.shift, self._worth, chosen, ratios)
+        return ratios
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Learn what the groups of the drawn are worth, then put each into the group of its new score."""

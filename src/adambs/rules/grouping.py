@@ -380,9 +380,10 @@ def _draw(
         before = sums[g - 1] if g > 0 else 0.0
         # The minimum is taken of floats: if a ratio is tiny, the quotient may be beyond any integer.
         member = int(min((wanted - before) / group_ratios[g], table[_SIZE, g] - 1.0))
-        slot = _slot(full, table, shift, g, member)
-        indices[k] = order[slot] ^ slot
+        indices[k] = _slot(full, table, shift, g, member)
         ratios[k] = group_ratios[g]
+    for k in range(len(u)):  # a loop of its own: reads of far memory are waited for together
+        indices[k] ^= order[indices[k]]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -438,14 +439,13 @@ def settle(worth: Floats, sizes: Indices, prior: float, uniform: float) -> None:
 
 
 @kernel
-def ratios_of(
-    place: Numbers, owner: NDArray[np.uint8], shift: int, worth: Floats, indices: Indices
-) -> Floats:
-    """The ratio of the group of each example."""
-    ratios = np.empty(len(indices))
+def fill_ratios(
+    place: Numbers, owner: NDArray[np.uint8], shift: int, worth: Floats, indices: Indices, ratios: Floats
+) -> None:
+    """The ratio of the group of each example. (An array that a kernel returns costs more than one that it
+    fills.)"""
     for k in range(len(indices)):
         ratios[k] = worth[RATIOS, owner[(place[indices[k]] ^ indices[k]) >> shift]]
-    return ratios
 
 
 @kernel

@@ -30,8 +30,8 @@ SEED = 1000
 FOLDER = "grid"
 """Below the folder of the run: a folder for each cell."""
 
-# Of the slices of a run, the share that a cell has: it only has to tell which setting is best, and where a step
-# is fast the evaluations take longer than the training.
+# Of the slices of a run, the share that a cell has: it only has to tell which setting is best, and where a
+# step is fast the evaluations take longer than the training.
 _CELL_SLICES = 1 / 3
 
 # Of the experiment's own, if nothing is given.
