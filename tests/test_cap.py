@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adambs
-from adambs.cap import Cap, capped_shares
+from adambs.cap import Cap
 
 
 def capped_by_hand(weights, scores, limit):
@@ -52,16 +52,40 @@ def test_the_mean_is_that_of_a_loop(ratios, limit, correction, seed):
 
 def test_the_compiled_loop_does_what_torchs_operations_do():
     rng = np.random.default_rng(0)
-    shares = torch.from_numpy(rng.gamma(1.0, 1.0, 500)).float()
+    ratios, ones = rng.gamma(1.0, 1.0, 500), torch.ones(500, requires_grad=True)
     scores = torch.from_numpy(rng.gamma(0.3, 1.0, 500)).float()
     scores[:4] = torch.tensor([0.0, math.nan, math.inf, 1e-45])
     spread = torch.stack([scores, scores], dim=1)[:, 0]  # the same numbers, with gaps between them
-    for limit, one in ((0.3, 0.01), (1e-9, 0.5), (1e30, 1e-3)):
-        compiled, by_torch = (capped_shares(shares, given, limit, one) for given in (scores, spread))
+    for limit in (0.3, 1e-9, 1e30):
+        draw = a_draw(ratios, limit)
+        compiled, by_torch = (
+            torch.autograd.grad(draw.mean(ones, given), ones)[0] for given in (scores, spread)
+        )
         assert torch.equal(compiled.isnan(), by_torch.isnan())
         kept = ~by_torch.isnan()
         assert kept.sum() == 499
         torch.testing.assert_close(compiled[kept], by_torch[kept], rtol=1e-6, atol=0.0)
+
+
+def test_under_a_transform_of_torch_func_the_mean_is_the_same():
+    """There tensors have no memory of their own that compiled code could read or write."""
+    x, y = small_data()
+    sampler = adambs.BanditSampler(len(x), 8, rule=adambs.Tracking(), cap=1.0)
+    weight = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+    def mean(weight, draw):
+        logits, labels = x[draw.indices] @ weight, y[draw.indices]
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return draw.mean(losses, adambs.scores.cross_entropy(logits, labels))
+
+    for _ in range(5):
+        draw = sampler.draw()
+        transformed = torch.func.grad(mean)(weight, copy.deepcopy(draw))
+        leaf = weight.clone().requires_grad_()
+        mean(leaf, draw).backward()
+        torch.testing.assert_close(transformed, leaf.grad)
+        sampler.update(draw, np.random.default_rng(draw.number).gamma(0.3, 1.0, 8))
+    assert not draw.even
 
 
 def test_without_scores_or_without_a_limit_nothing_is_lowered():

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import carray, kernel, pointer
@@ -70,28 +71,33 @@ class Cap:
 
 def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> torch.Tensor:
     """Weights in units of ``one``, lowered: weight x score at most ``limit`` in the same units, and no weight
-    below one. ``limit`` and ``one`` are numbers or tensors of the shape of the shares, which are contiguous.
-
-    Nothing waits for a device. On the CPU it is one compiled loop, if the arguments are of the usual kinds.
+    below one. ``limit`` and ``one`` are numbers or tensors of the shares' shape. Nothing waits for a device.
     """
-    if (
-        type(limit) is type(one) is float
-        and type(scores) is torch.Tensor
-        and scores.dtype is shares.dtype is torch.float32
-        and scores.is_cpu
-        and shares.is_cpu
-        and (shape := scores.shape) == shares.shape
-        and scores.is_contiguous()
-    ):
-        lowered = torch.empty_like(shares)
-        _capped_at(shares.data_ptr(), scores.data_ptr(), lowered.data_ptr(), shape[0], limit, one)
-        return lowered
     s = torch.as_tensor(scores).detach().to(shares)
     if s.shape != shares.shape:
         raise ValueError(
             f"scores must have shape {tuple(shares.shape)}, one number an example, not {tuple(s.shape)}"
         )
     return torch.minimum(shares, (limit / s).clamp(min=one))
+
+
+@kernel
+def fill_capped_shares(
+    ratios: Floats, scores_at: int, most: float, unit: float, shares: NDArray[np.float32]
+) -> None:
+    """:func:`capped_shares` of weights 1 / r, with the scores at this address of float32; or, if it is zero,
+    these weights as they are. A score that is NaN makes its share NaN, as there."""
+    K = len(ratios)
+    if scores_at == 0:
+        for k in range(K):
+            shares[k] = unit / ratios[k]
+        return
+    scores = carray(pointer(scores_at), (K,), np.float32)
+    limit, one = np.float32(most), np.float32(unit)
+    for k in range(K):
+        share, highest = np.float32(unit / ratios[k]), limit / scores[k]
+        highest = one if highest < one else highest
+        shares[k] = share if highest > share else highest
 
 
 @kernel
@@ -106,16 +112,3 @@ def _moments(ratios: Floats, scores: Floats, limit: float) -> tuple[float, int, 
             capped += 1
             taken += a - left
     return total / len(scores), capped, taken
-
-
-@kernel
-def _capped_at(shares_at: int, scores_at: int, lowered_at: int, K: int, most_of: float, unit: float) -> None:
-    """The same from addresses of float32. A score that is NaN makes its share NaN, as there."""
-    limit, one = np.float32(most_of), np.float32(unit)
-    shares = carray(pointer(shares_at), (K,), np.float32)
-    scores = carray(pointer(scores_at), (K,), np.float32)
-    lowered = carray(pointer(lowered_at), (K,), np.float32)
-    for k in range(K):
-        most = limit / scores[k]
-        most = one if most < one else most
-        lowered[k] = shares[k] if most > shares[k] else most

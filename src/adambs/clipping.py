@@ -194,7 +194,8 @@ class _Memory:
         self._groups: list[tuple[dict[str, Any], int, Any]] = []
         self._state: Any = None
         self._states: list[dict[str, Any]] = []
-        self._rows: list[tuple[torch.Tensor, dict[str, Any], torch.Tensor | None, torch.memory_format]] = []
+        # Each parameter, its state, its v, and whether that lies in memory with its channels last.
+        self._rows: list[tuple[torch.Tensor, dict[str, Any], torch.Tensor | None, bool]] = []
         if optimizer is None:
             return
         self._state, self._states = optimizer.state, list(optimizer.state.values())
@@ -204,10 +205,10 @@ class _Memory:
             for p in group["params"]:
                 state = optimizer.state.get(p, {})
                 v = _second_moment(state)
-                order = torch.contiguous_format if v is None else _format(v)
-                if order is None:
+                channels_last = v is not None and not v.is_contiguous()
+                if v is not None and not _lies(v, channels_last):
                     return
-                rows.append((p, state, v, order))
+                rows.append((p, state, v, channels_last))
                 eps.append(group.get("eps", 0.0))
                 addresses.append((0, 0, 0) if v is None else (0, v.data_ptr(), v.numel()))
         self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
@@ -232,7 +233,7 @@ class _Memory:
         if not self._rows:
             return None
         places = []
-        for p, state, v, order in self._rows:
+        for p, state, v, channels_last in self._rows:
             g = p.grad
             if g is None:
                 places.append(0)
@@ -240,28 +241,24 @@ class _Memory:
             if _second_moment(state) is not v:
                 self._state = None  # to be found out again
                 return None
-            if v is None or not _lies(g, order):
+            if v is None or not _lies(g, channels_last):
                 return None
             places.append(g.data_ptr())
         self._addresses[:, 0] = places
         return float(_norm_at(self._addresses, self._eps)) if any(places) else None
 
 
-def _format(v: torch.Tensor) -> torch.memory_format | None:
-    """The order in which all of its entries lie in memory, as a row of float32 here; None if they do not."""
-    for order in (torch.contiguous_format, torch.channels_last):
-        if _lies(v, order):
-            return order
-    return None
-
-
-def _lies(tensor: torch.Tensor, order: torch.memory_format) -> bool:
-    """Whether its entries lie in that order, as float32 here. Asked of each parameter at each step."""
+def _lies(tensor: torch.Tensor, channels_last: bool) -> bool:
+    """Whether its entries are float32 here, in that order. Asked of each gradient at each step."""
     return (
         type(tensor) is torch.Tensor
         and tensor.dtype is torch.float32
         and tensor.is_cpu
-        and tensor.is_contiguous(memory_format=order)
+        and (
+            tensor.is_contiguous(memory_format=torch.channels_last)
+            if channels_last
+            else tensor.is_contiguous()  # without the argument it takes a quarter of the time
+        )
     )
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from adambs import _check
-from adambs._jit import carray, kernel, pointer
+from adambs._jit import kernel
 from adambs._types import Floats, Indices
-from adambs.cap import capped_shares
+from adambs.cap import capped_shares, fill_capped_shares
 from adambs.carried import HALF, Carried
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
@@ -27,14 +27,11 @@ class Draw:
 
     __slots__ = (
         "_cut",
-        "_dotted",
         "_even",
         "_index_tensor",
         "_indices",
-        "_moved_shares",
         "_p_ratios",
         "_ratios",
-        "_share_tensor",
         "_weighted",
         "capped",
         "correction",
@@ -75,9 +72,8 @@ class Draw:
         self._ratios = ratios  # 1 / (weight of an unbiased estimate); n p_j unless chosen among candidates
         self._p_ratios = ratios if p_ratios is None else p_ratios  # n p_j
         self._index_tensor: torch.Tensor | None = None
-        self._share_tensor: torch.Tensor | None = None
-        self._moved_shares: dict[Any, torch.Tensor] | None = None
-        self._even = self._weighted = self._dotted = False
+        self._even: bool | None = None
+        self._weighted = False
         self.positions = None
         self._cut: _Cut | None = None
 
@@ -123,18 +119,9 @@ class Draw:
     def indices(self) -> torch.Tensor:
         """Which examples: int64, shape (K,), duplicates possible."""
         if self._index_tensor is None:
-            self._prepare()
-        return self._index_tensor  # type: ignore[return-value]
-
-    def _prepare(self) -> None:
-        """What nearly every step asks for, in one call of compiled code."""
-        K = len(self._indices)
-        # Here, whatever the user's default device is: compiled code writes to their addresses.
-        indices = torch.empty(K, dtype=torch.int64, device="cpu")
-        shares = torch.empty(K, dtype=torch.float32, device="cpu")
-        self._even = _prepare(self._indices, self._ratios, indices.data_ptr(), shares.data_ptr())
-        self._index_tensor, self._share_tensor = indices, shares
-        self._dotted = not self._even and self._cut is None and self.correction == 1.0
+            # From NumPy: torch would make it on the default device, or as torch.func's transforms want it.
+            self._index_tensor = torch.from_numpy(self._indices.copy())
+        return self._index_tensor
 
     @property
     def probabilities(self) -> torch.Tensor:
@@ -170,8 +157,8 @@ class Draw:
     @property
     def even(self) -> bool:
         """Whether all weights are one."""
-        if self._index_tensor is None:
-            self._prepare()
+        if self._even is None:
+            self._even = _all_one(self._ratios)
         return self._even
 
     @property
@@ -189,61 +176,44 @@ class Draw:
         Of a part of a batch of B examples that W processes share: (W/B) sum_k losses[k] / (n p_k), so that
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
-        shares = self._share_tensor
-        if (
-            self._dotted
-            and shares is not None
-            and type(losses) is torch.Tensor
-            and losses.dtype is torch.float32
-            and losses.is_cpu
-            and losses.shape == shares.shape
-        ):  # what nearly every step asks for
-            self._weighted = True
-            if scores is not None:
-                self.capped = True
-                if self.limit < math.inf:
-                    one = 1 / len(self._indices)
-                    shares = capped_shares(shares, scores, self.limit * one, one)
-            return torch.dot(losses, shares)
-        _check.losses(losses, len(self._indices))
+        K = len(self._indices)
+        if not _usual(losses, K):
+            _check.losses(losses, K)
+            losses = losses.float() if losses.dtype in HALF else losses
         self._weighted = True
         if self._cut is not None:
             self.whole._weighted = True
         if scores is not None:
             self.capped = self.whole.capped = True
-        if losses.dtype in HALF:
-            losses = losses.float()
         if self.even:
             return losses.mean() if self._cut is None else losses.sum() * self._cut.share
-        if scores is None or self.limit == math.inf:
-            return torch.dot(losses, self._shares(losses))
-        one = 1 / len(self) if self._cut is None else self._cut.share
-        return torch.dot(losses, capped_shares(self._shares(losses), scores, self.limit * one, one))
+        return torch.dot(losses, self._shares(losses, scores))
 
-    def _shares(self, like: torch.Tensor) -> torch.Tensor:
-        """weights / K on the device of ``like``, made once. No device waits for the copy."""
-        if self._dotted and like.dtype is torch.float32 and like.is_cpu:
-            return self._share_tensor  # type: ignore[return-value]  # prepared by `even`
-        if self._moved_shares is None:
-            self._moved_shares = {}
-        key = like.dtype, like.device
-        if key not in self._moved_shares:
-            share = 1 / len(self) if self._cut is None else self._cut.share
-            tensor = torch.from_numpy(self._weights() * share).to(like.dtype)
-            # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
-            self._moved_shares[key] = tensor.to(like.device, non_blocking=like.device.type != "mps")
-        return self._moved_shares[key]
+    def _shares(self, losses: torch.Tensor, scores: Any) -> torch.Tensor:
+        """weights / K on the device of the losses, lowered by the cap. No device waits for a copy."""
+        K = len(self._indices)
+        one = 1 / K if self._cut is None else self._cut.share
+        limited = scores is not None and self.limit < math.inf
+        if self.correction == 1.0 and _usual(losses, K) and (not limited or _usual(scores, K)):
+            filled = np.empty(K, np.float32)
+            at = scores.data_ptr() if limited else 0
+            fill_capped_shares(self._ratios, at, self.limit * one, one, filled)
+            return torch.from_numpy(filled)
+        shares = torch.from_numpy(self._weights() * one).to(losses.dtype)
+        # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
+        shares = shares.to(losses.device, non_blocking=losses.device.type != "mps")
+        return capped_shares(shares, scores, self.limit * one, one) if limited else shares
 
     def carried(self) -> Carried:
         """The draw as tensors that travel in a batch."""
         K = len(self)
         unit = 1.0 if self._cut is None else self._cut.share * K  # one, unless the parts are unequal
         return Carried(
-            torch.full((K,), self.number, dtype=torch.int64, device="cpu"),
+            torch.from_numpy(np.full(K, self.number, np.int64)),
             torch.from_numpy(self._indices.copy()),
             torch.from_numpy(self._weights() * unit).float(),
-            torch.full((K,), self.limit * unit, dtype=torch.float32, device="cpu"),
-            torch.full((K,), unit, dtype=torch.float32, device="cpu"),
+            torch.from_numpy(np.full(K, self.limit * unit, np.float32)),
+            torch.from_numpy(np.full(K, unit, np.float32)),
         )
 
     def to_list(self) -> list[Any]:
@@ -345,14 +315,21 @@ def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | No
     return draw
 
 
+def _usual(values: Any, K: int) -> bool:
+    """Whether these are K numbers as they nearly always come, whose memory compiled code may read."""
+    return (
+        type(values) is torch.Tensor
+        and values.dtype is torch.float32
+        and values.is_cpu
+        and values.shape == (K,)
+        and values.is_contiguous()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
 @kernel
-def _prepare(indices: Indices, ratios: Floats, copy_at: int, shares_at: int) -> bool:
-    """Copy the indices, fill in 1 / (K r), the usual weights, and tell whether all r are one."""
-    copy = carray(pointer(copy_at), indices.shape, np.int64)
-    shares = carray(pointer(shares_at), indices.shape, np.float32)
+def _all_one(ratios: Floats) -> bool:
     even = True
     for k in range(len(ratios)):
-        copy[k] = indices[k]
-        shares[k] = 1.0 / ratios[k] / len(ratios)
         even &= ratios[k] == 1.0
     return even

@@ -187,8 +187,8 @@ class Processes:
 
         A default group that has come since then is to be looked at.
         """
-        if self._settled and self.group is None and self._wanted is None:
-            return _default_group() is self._world
+        if self._settled and self.group is None and self._wanted is None and _AVAILABLE:
+            return dist.group.WORLD is self._world
         return self._settled
 
     def unsettle(self, *, loaded: bool) -> None:
