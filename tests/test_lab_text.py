@@ -1,4 +1,4 @@
-"""The lab's transformers: what they see of a text, their losses, and the schedule."""
+"""The lab's nets for texts: what they see of a text, their losses, and the schedule."""
 
 import json
 import math
@@ -77,6 +77,16 @@ def test_the_judging_transformer_ignores_padding():
     before = model(tokens[1:])
     model.words.weight.data = padded
     torch.testing.assert_close(model(tokens[1:]), before)
+
+
+def test_the_papers_net_for_texts_is_a_convolution_over_words_and_an_lstm():
+    model, tokens = models.build("rcnn", classes=2, seed=0, tokens=60, width=0.1).double().eval(), texts()
+    words = model.embedding(tokens).transpose(1, 2)
+    weight = model.convolution.weight.squeeze(2)
+    features = F.max_pool1d(F.conv1d(words, weight, model.convolution.bias).relu(), 4)
+    states, _ = model.lstm(features.transpose(1, 2).contiguous())
+    expected = model.dense(states[:, -1]).squeeze(1)
+    torch.testing.assert_close(model(tokens), expected)
 
 
 def test_the_schedule_warms_up_and_falls_to_zero():

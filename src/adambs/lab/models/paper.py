@@ -140,14 +140,17 @@ class RCNN(nn.Module):
         self.embedding = nn.Embedding(vocabulary, embedding)
         nn.init.uniform_(self.embedding.weight, -0.05, 0.05)  # Keras' own
         self.dropout = nn.Dropout(0.25)
-        self.convolution = nn.Conv1d(embedding, filters, 5)
+        self.convolution = nn.Conv2d(embedding, filters, (1, 5))  # a text is an image of height one
         self.lstm = nn.LSTM(filters, hidden, batch_first=True)
         self.dense = nn.Linear(hidden, 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(K, T) token numbers -> (K,) logits."""
-        x = self.dropout(self.embedding(tokens)).transpose(1, 2)
-        x = F.max_pool1d(F.relu(self.convolution(x)), 4).transpose(1, 2)
+        x = self.dropout(self.embedding(tokens))
+        # (K, C, 1, T) with its channels last, as the embedding has laid them: torch convolves such images on
+        # a CPU in two thirds of the time that it takes for a Conv1d.
+        x = x.transpose(1, 2).unsqueeze(2)
+        x = F.max_pool2d(F.relu(self.convolution(x)), (1, 4)).squeeze(2).transpose(1, 2)
         states, _ = self.lstm(x)
         logits: Tensor = self.dense(states[:, -1]).squeeze(1)
         return logits
