@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from adambs import _check
 from adambs._jit import carray, kernel, pointer
@@ -82,12 +81,11 @@ def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> to
 
 
 @kernel
-def fill_capped_shares(
-    ratios: Floats, scores_at: int, most: float, unit: float, shares: NDArray[np.float32]
-) -> None:
-    """:func:`capped_shares` of weights 1 / r, with the scores at this address of float32; or, if it is zero,
-    these weights as they are. A score that is NaN makes its share NaN, as there."""
+def fill_capped_shares(ratios: Floats, scores_at: int, most: float, unit: float, shares_at: int) -> None:
+    """:func:`capped_shares` of weights 1 / r, from and to addresses of float32; these weights as they are if
+    the address of the scores is zero. A score that is NaN makes its share NaN, as there."""
     K = len(ratios)
+    shares = carray(pointer(shares_at), (K,), np.float32)
     if scores_at == 0:
         for k in range(K):
             shares[k] = unit / ratios[k]

@@ -177,7 +177,8 @@ class Draw:
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
         K = len(self._indices)
-        if not _usual(losses, K):
+        usual = _usual(losses, K)
+        if not usual:
             _check.losses(losses, K)
             losses = losses.float() if losses.dtype in HALF else losses
         self._weighted = True
@@ -187,18 +188,18 @@ class Draw:
             self.capped = self.whole.capped = True
         if self.even:
             return losses.mean() if self._cut is None else losses.sum() * self._cut.share
-        return torch.dot(losses, self._shares(losses, scores))
+        return torch.dot(losses, self._shares(losses, scores, usual))
 
-    def _shares(self, losses: torch.Tensor, scores: Any) -> torch.Tensor:
+    def _shares(self, losses: torch.Tensor, scores: Any, usual: bool) -> torch.Tensor:
         """weights / K on the device of the losses, lowered by the cap. No device waits for a copy."""
         K = len(self._indices)
         one = 1 / K if self._cut is None else self._cut.share
         limited = scores is not None and self.limit < math.inf
-        if self.correction == 1.0 and _usual(losses, K) and (not limited or _usual(scores, K)):
-            filled = np.empty(K, np.float32)
+        if usual and self.correction == 1.0 and (not limited or _usual(scores, K)):
+            shares = torch.empty_like(losses)
             at = scores.data_ptr() if limited else 0
-            fill_capped_shares(self._ratios, at, self.limit * one, one, filled)
-            return torch.from_numpy(filled)
+            fill_capped_shares(self._ratios, at, self.limit * one, one, shares.data_ptr())
+            return shares
         shares = torch.from_numpy(self._weights() * one).to(losses.dtype)
         # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
         shares = shares.to(losses.device, non_blocking=losses.device.type != "mps")

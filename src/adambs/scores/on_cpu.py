@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from adambs._jit import carray, kernel, pointer, reordering_kernel
 from adambs._types import Floats
 
-_CPU = torch.device("cpu")
-
 _FLOATS = (torch.float32, torch.float64)  # what the loops are compiled for
 
 # From so many logits on torch's softmax uses several threads, and is faster than a loop on one.
@@ -72,7 +70,7 @@ def one_class_norms(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """
     K, C = z.shape
     y = target if target.dtype is torch.int64 else target.long()
-    norms = torch.empty(K, dtype=z.dtype, device=_CPU)  # whatever the user's default device is
+    norms = torch.empty_like(y, dtype=z.dtype)  # beside y, whatever the user's default device is
     if K * C > _MANY:
         p = z.detach().softmax(1)
         wrong = _one_class(p.numpy(), y.numpy(), ignore_index, norms.numpy())

@@ -165,7 +165,7 @@ def _adam(workload: Workload) -> Step:
 
 
 def _adambs(workload: Workload) -> Step:
-    """The same with AdamBS. Without a gate, so that every batch is drawn from p."""
+    """The same with the README's loop. Without a gate, so that every batch is drawn from p."""
     model, (x, y) = _net(workload), workload.data()
     sampler = adambs.BanditSampler(len(x), workload.K, gate=0.0)
     optimizer = adambs.AdamBS(model.parameters(), sampler)
@@ -177,8 +177,9 @@ def _adambs(workload: Workload) -> Step:
         logits = model(x[chosen])
         losses = F.cross_entropy(logits, labels, reduction="none")
         optimizer.zero_grad()
-        draw.mean(losses).backward()  # type: ignore[no-untyped-call]
-        optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))
+        scores = adambs.scores.cross_entropy(logits, labels)
+        draw.mean(losses, scores).backward()  # type: ignore[no-untyped-call]
+        optimizer.step(draw, scores)
 
     return step
 
@@ -213,8 +214,13 @@ def _adambs_from_loader(workload: Workload, *, exact: bool = False) -> Step:
                 logits = model(x)
                 losses = F.cross_entropy(logits, y, reduction="none")
                 optimizer.zero_grad()
-                draw.mean(losses).backward()
-                optimizer.step(draw, norms(draw) if norms else adambs.scores.cross_entropy(logits, y))
+                if norms:  # they are known after the backward pass, so there is no cap
+                    draw.mean(losses).backward()
+                    optimizer.step(draw, norms(draw))
+                else:
+                    scores = adambs.scores.cross_entropy(logits, y)
+                    draw.mean(losses, scores).backward()
+                    optimizer.step(draw, scores)
                 yield
 
     steps = loop()
@@ -245,16 +251,16 @@ def parts(workload: Workload, *, steps: int) -> dict[str, float]:
         logits = model(x[chosen])
         losses = F.cross_entropy(logits, labels, reduction="none")
         start = clock()
+        scores = adambs.scores.cross_entropy(logits, labels)
+        taken["score"].append(clock() - start)
+        start = clock()
         losses.mean()
         between = clock()
-        loss = draw.mean(losses)
+        loss = draw.mean(losses, scores)
         taken["mean"].append(clock() - between)
         taken["plain mean"].append(between - start)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        start = clock()
-        scores = adambs.scores.cross_entropy(logits, labels)
-        taken["score"].append(clock() - start)
         optimizer.step()
         start = clock()
         sampler.update(draw, scores)
