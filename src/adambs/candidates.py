@@ -39,8 +39,8 @@ class Candidates:
         gain = 1 / (1/T + (1 - 1/T) / m),
 
     as if the batch were so many times larger: the choice leaves 1/T of the variance, that B is finite adds
-    the rest. Scoring K examples costs ``cost`` = c of a plain step. A look pays while the batch grows by more
-    than the time of the step,
+    the rest. For each K candidates a look costs ``cost`` = c of a plain step: to score them, to learn from
+    them and to choose. A look pays while the batch grows by more than the time of the step,
 
         gain > 1 + m c.
 
@@ -70,7 +70,7 @@ class Candidates:
 
     @property
     def cost(self) -> float | None:
-        """Scoring K examples in units of a plain step; None until it is known."""
+        """What a look takes for each K candidates, in units of a plain step; None until it is known."""
         return self._cost
 
     @cost.setter
@@ -100,7 +100,7 @@ class Candidates:
             self._step_seconds.append(time.perf_counter() - self._left_at)
 
     def looked(self, seconds: float, share: float, agreed: Callable[[float], float] = float) -> None:
-        """To score K examples took ``seconds`` x ``share`` in a look.
+        """For K candidates a look took ``seconds`` x ``share``, all in all.
 
         When there are enough looks, the cost is recorded, as is ``agreed`` on.
         """

@@ -42,24 +42,24 @@ class Looking(ABC):
 
     def _look(self, look: Look) -> None:
         """Candidates are scored and learned from, and the next batches are chosen among them."""
+        start = time.perf_counter()
         K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
         before = self._sources.position()
         window = self._sources.candidates(B, self.candidates.ahead)
         candidates = Draw(self.awaited.following, window.indices, window.ratios, self.n)
-        start = time.perf_counter()
         try:
             scores = look(self.processes.part(candidates))
             scores = checked(candidates, self.processes.scores_of_all(candidates, scores))
         except BaseException:  # a look that fails has not happened
             self._sources.rewind(before)
             raise
-        self.candidates.looked(time.perf_counter() - start, K / len(scores), self.processes.first)
         for part in window.parts:
             self.candidates.scatter.add(window.ratios[part], scores[part])
         self.ready = self.ready.after(window, self.epochs.current)
         self.ready.choose(self.random, window, scores, self._correction)
         for first in range(0, len(scores), B):
             self._teach(candidates.part(first, first + B, 1), scores[first : first + B])
+        self.candidates.looked(time.perf_counter() - start, K / len(scores), self.processes.first)
 
     def _chosen(self) -> Draw:
         """The next batch that a look has chosen."""
