@@ -207,7 +207,9 @@ def test_the_summary_has_a_section_of_its_own(finished):
     assert text.count("## Tuned against tuned") == 1
     assert "2 seeds, 0.05 s each; learning rates 0.001, 0.004, batch sizes 16, 32." in text
     assert "Side by side" not in text  # it is not among the others
-    assert len(tuned.mean_rows([analysis, analysis])) == 3
+    told = analyse(records.read(folder))
+    told.run.config["tuned"][best[2].variant]["method"] = "adambs:context=1"
+    assert [row[0] for row in tuned.mean_rows([analysis, told])] == ["method", "Adam, clip=1.5", "AdamBS"]
     assert "Geometric mean over a, b" in tuned.tuned_section([analysis, analysis], ["a", "b"])
     note = tuned.how_chosen(analysis)
     assert "same grid" in note

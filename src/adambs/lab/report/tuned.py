@@ -1,5 +1,6 @@
 """Tuned against tuned: what the grid of ``adambs reproduce --tune`` has chosen, and how the best compare."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,23 +80,23 @@ def tuned_section(analyses: Sequence[Analysis], titles: Sequence[str]) -> str:
 
 
 def mean_rows(analyses: Sequence[Analysis]) -> list[list[str]]:
-    """The geometric mean over runs, of the methods that are in all of them."""
+    """The geometric mean over runs, of the methods that are in all of them; with a context or without one, as
+    it suits the data, a method is the same."""
     found: dict[str, list[Speedup]] = {}
-    shown: dict[str, str] = {}
     for analysis in analyses:
         for name, chosen in choices(analysis).items():
             if name != analysis.baseline and name in analysis.speedups:
-                found.setdefault(chosen["method"], []).append(analysis.speedups[name]["seconds"])
-                shown[chosen["method"]] = _title(analysis, name, chosen["method"])
+                title = _title(analysis, name, re.sub(":context=[^:]*", "", chosen["method"]))
+                found.setdefault(title, []).append(analysis.speedups[name]["seconds"])
     rows = [["method", "speedup, four targets", "to Adam's best's final loss"]]
-    for method, speedups in found.items():
+    for title, speedups in found.items():
         if len(speedups) == len(analyses):
             lasts = [each.last for each in speedups]
             cells = [
                 times_and_interval(across(each), any(one.bounded() for one in each))
                 for each in (speedups, lasts)
             ]
-            rows.append([shown[method], *cells])
+            rows.append([title, *cells])
     return rows
 
 
