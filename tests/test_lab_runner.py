@@ -713,3 +713,37 @@ def test_anchors_are_those_of_github():
     assert summary._anchor("CNN on Fashion-MNIST, 20 % of it, learning rate 0.002") == (
         "cnn-on-fashion-mnist-20--of-it-learning-rate-0002"
     )
+
+
+ON_THE_CLOCK = """
+import sys
+from numba.core.dispatcher import Dispatcher
+from adambs.lab import methods
+from adambs.lab.experiments import reproduce
+from adambs.lab.runs import runner, training
+
+def compiled():
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("adambs.")]
+    kernels = {f for module in modules for f in vars(module).values() if isinstance(f, Dispatcher)}
+    return {(f.__name__, str(signature)) for f in kernels for signature in f.signatures}
+
+plan = reproduce.make_plan("digits", "quick", reproduce.Overrides((sys.argv[1],), threads=1))
+data = reproduce.prepare(plan, None)
+tensors = [*data.train.tensors, *data.test.tensors]
+chosen = runner._contestant(plan, methods.find(sys.argv[1]), data, 0, plan.config(data), tensors)
+before = compiled()
+assert len(before) > 5
+training.train(chosen.method, 250)
+print("late:", sorted(compiled() - before))
+assert chosen.method.sampler.counters.reshuffled < 250
+"""
+
+
+@pytest.mark.parametrize("method", ["adambs", "adambs-loop:context=1"])
+def test_nothing_compiles_on_the_clock(method):
+    """In a process of its own: here most kernels have been used before."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ON_THE_CLOCK, method], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == "late: []"

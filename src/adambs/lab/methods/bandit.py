@@ -29,6 +29,8 @@ class Bandit(Method):
     """How many times K are scored when it looks."""
     ahead: ClassVar[int] = 4
     """For how many batches candidates are scored at once."""
+    look_cost: ClassVar[float] = 0.0
+    """What a look takes, :class:`adambs.Candidates`; 0: it is measured."""
     cap: ClassVar[float] = math.inf
     """Weight x score is limited to so many times its running mean."""
     context: ClassVar[int] = 0
@@ -47,7 +49,7 @@ class Bandit(Method):
             gate=self.gate,
             cap=self.cap,
             context=task.context if self.context else None,
-            candidates=adambs.Candidates(self.candidates, ahead=self.ahead),
+            candidates=adambs.Candidates(self.candidates, self.look_cost or None, self.ahead),
         )
         self._scores: Tensor
         super().__init__(task)
@@ -56,6 +58,11 @@ class Bandit(Method):
         """The rule, for a task whose loss bounds the scores."""
         bound = {"L": task.loss.L} if issubclass(self.rule_class, adambs.Exp3 | adambs.Exp3M) else {}
         return self.rule_class(**bound, **self.rule_options)
+
+    @classmethod
+    def rehearsals(cls) -> list[type[Self]]:
+        """Also one that draws from p, and looks if it may, at once."""
+        return [cls, cls.variant({"gate": 0.0, "look_cost": 1e-9})]
 
     @classmethod
     def with_setting(cls, name: str, value: float) -> type[Self]:

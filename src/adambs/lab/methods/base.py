@@ -163,6 +163,11 @@ class Method(ABC):
         GradientClip(self.clip).attach(self.optimizer)
 
     @classmethod
+    def rehearsals(cls) -> list[type[Self]]:
+        """What is trained for a few steps before the clock starts, so that nothing compiles on it."""
+        return [cls]
+
+    @classmethod
     def with_setting(cls, name: str, value: float) -> type[Self]:
         """A variant with another learning rate, or another value of a number that the class has."""
         if name == "lr":

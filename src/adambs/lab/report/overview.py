@@ -20,6 +20,9 @@ CHOOSING = ("cnn-fashion", "cnn-cifar10", "rcnn-imdb")
 OTHERS = "methods-"
 """How the folder of a run begins that has the other methods of such an experiment."""
 
+OLDER = "-0.1"
+"""How it ends if a newer run has some of these methods, too."""
+
 FRONT = ("cnn-fashion", "rcnn-imdb", "cnn-cifar10")
 """The runs of the README's picture, in the order of its table."""
 
@@ -51,9 +54,9 @@ class SideBySide:
         return across(three), any(each.bounded() for each in three)
 
     def _in(self, name: str, method: str) -> Speedup | None:
-        """In the run of this name or, if the method is not in it, in that of the other methods."""
+        """In the run of this name or, if the method is not in it, in one of those of the other methods."""
         of = dict(zip((each.run.path.name for each in self.analyses), self.found(method), strict=True))
-        return of.get(name) or of.get(OTHERS + name)
+        return of.get(name) or of.get(OTHERS + name) or of.get(OTHERS + name + OLDER)
 
     def name(self, method: str) -> str:
         """The method's, for people."""

@@ -227,8 +227,9 @@ def _contestant(
         )
 
     # Another's streams: the warm-up must not move the method's own. If it diverges, so will the method.
-    with Streams(plan.device, seed).turn(), suppress(training.DivergedError):
-        training.train(method(task(copy.deepcopy(model))), 2)
+    for rehearsal in method.rehearsals():
+        with Streams(plan.device, seed).turn(), suppress(training.DivergedError):
+            training.train(rehearsal(task(copy.deepcopy(model))), 3)
     streams = Streams(plan.device, seed)
     with streams.turn():
         return _Contestant(method(task(model)), streams)
