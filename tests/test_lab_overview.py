@@ -59,6 +59,26 @@ def test_the_mean_is_over_the_three_and_not_over_others(side_by_side):
     assert without.mean("adam-impt") is None
 
 
+def test_a_method_that_did_not_run_again_is_looked_up_in_the_runs_of_other_methods(tmp_path):
+    methods = {
+        "cnn-fashion": ["adam", "adambs"],
+        "methods-cnn-fashion": ["adam", "adambs", "adam-impt"],
+        "methods-cnn-fashion-0.1": ["adam", "adambs", "adam-impt", "sgd"],
+        "other": ["adam", "adambs", "adam-impt", "sgd"],
+    }
+    runs = [
+        write_run(tmp_path / name, ran, slices=8, noise=0.02 * k)
+        for k, (name, ran) in enumerate(methods.items())
+    ]
+    found = SideBySide([analyse(run) for run in runs], list(methods))
+    rows = [line.split(" | ") for line in found.tables()[0].splitlines()[2:]]
+    for k, (row, method) in enumerate(zip(rows, ("adambs", "adam-impt", "sgd"), strict=True)):
+        speedup = found.analyses[k].speedups[method]["seconds"]  # each from the first run that has it
+        assert row[1] == times_and_interval(speedup.overall, speedup.bounded())
+    assert len({row[1] for row in rows}) == 3
+    assert len(found.tables()) == 2  # the runs of other methods have no columns of their own
+
+
 def test_the_figure_shows_the_runs_of_the_default_and_the_mean(side_by_side):
     figure = side_by_side.figure()
     assert figure.get_suptitle() == "Times as fast as Adam, by the clock"

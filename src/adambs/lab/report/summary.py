@@ -85,13 +85,15 @@ def write_summary(folder: Path) -> Path:
 
 
 def _title(analysis: Analysis) -> str:
-    """The experiment's, beside the oracle or not, which seeds if not the first, which version if an older."""
+    """The experiment's, and what tells the run from others of it: beside the oracle, with more methods, which
+    seeds if not the first, which version if an older."""
     first, last = analysis.seeds[0], analysis.seeds[-1]
     seeds = f", seeds {first} to {last}" if first else ""
     recorded = _minor(analysis.run.sessions[-1]["machine"].get("adambs", __version__))
     version = "" if recorded == _minor(__version__) else f", version {recorded}"
     oracle = ", beside the oracle" if "oracle" in analysis.methods else ""
-    return run_title(analysis) + oracle + seeds + version
+    more = ", more methods" if analysis.run.path.name.startswith(OTHERS) and not version else ""
+    return run_title(analysis) + oracle + more + seeds + version
 
 
 def _minor(version: str) -> str:
