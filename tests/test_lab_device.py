@@ -104,9 +104,9 @@ def test_a_run_on_a_device_sees_new_dropout_masks_in_every_turn(device, tmp_path
     steps = run.config["steps"]
     assert run.finished == {0}
     assert run.config["device"] == PLACE
-    assert len(masks) == 2 * (steps + 2)  # two steps of warming up each
+    assert len(masks) == 2 * steps + 3 * 3  # Adam rehearses once, AdamBS twice, three steps each
     seen = {tuple(mask) for mask in masks}
-    assert len(seen) == steps  # both methods and their warm-ups have the same ones, and no turn repeats any
+    assert len(seen) == steps  # both methods and their rehearsals have the same ones, and no turn repeats any
     assert "synchronize" in device.waits
 
 
