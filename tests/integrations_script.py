@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -187,7 +188,8 @@ def with_workers(folder):
 def streamed(workers):
     def a_stream():
         sources = [Numbers(0), Numbers(1000)]
-        return adambs.BanditStream(sources, batch_size=K, seed=2, num_workers=workers)
+        patience = {"timeout": 100} if workers else {}  # a worker that hangs is told of
+        return adambs.BanditStream(sources, batch_size=K, seed=2, num_workers=workers, **patience)
 
     def read(stream, until):
         values = []
@@ -230,7 +232,7 @@ def run(folder):
 if __name__ == "__main__":
     os.environ["KERAS_BACKEND"] = "torch"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=200))
     where = Path(sys.argv[1])
     torch.save(run(where), where / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
     dist.destroy_process_group()

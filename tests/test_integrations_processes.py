@@ -26,9 +26,8 @@ def one(folder):
 @pytest.fixture(scope="module")
 def two(folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(HERE / "integrations_script.py"), str(folder)], capture_output=True, text=True
-    )
+    command += [str(HERE / "integrations_script.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         pytest.fail(done.stderr[-8000:])
     return [torch.load(folder / f"2-{rank}.pt") for rank in range(2)]

@@ -51,15 +51,21 @@ class Message:
     """What this process sends, and the rows that come from all. On the CPU it is used again and again.
 
     To make these arrays and tensors anew would take longer than to start the gathering itself.
+
+    Each tensor has a view that keeps it. Without one, the thread that gathers would be the last but Python to
+    let go of it, and would take Python's lock for that, at any time after the numbers have arrived. If the
+    workers of a loader are forked in that moment, Python 3.11 waits in the worker for a lock that nobody
+    holds there, and the training hangs.
     """
 
-    __slots__ = ("_head", "inputs", "numbers", "outputs", "rows")
+    __slots__ = ("_head", "_keeping", "inputs", "numbers", "outputs", "rows")
 
     def __init__(self, processes: int, length: int) -> None:
         self.numbers, self.rows = np.zeros(length), np.zeros((processes, length))
         self._head = self.numbers.data.cast("B")
         self.inputs = [torch.from_numpy(self.numbers)]
-        self.outputs = [list(torch.from_numpy(self.rows).unbind(0))]
+        self.outputs = [[torch.from_numpy(row) for row in self.rows]]
+        self._keeping = [tensor.view(-1) for tensor in (*self.inputs, *self.outputs[0])]
 
     def begin(self, kind: str, number: int, draws: int, digest: int) -> Floats:
         """Write the header, which says that no step was skipped; what comes after it is returned."""
