@@ -175,12 +175,14 @@ def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
     monkeypatch.setattr(summary, "save_figures", lambda *_: [])
     write_run(tmp_path / "a", ["adam", "adambs"], slices=8, balanced=True)
     write_run(tmp_path / "b", ["adam", "adambs-exp3"], slices=8, title="Another title")
+    write_run(tmp_path / "c", ["adam", "adambs"], slices=8, scale="paper")
     text = summary.write_summary(tmp_path).read_text()
     headings = ["## The library's default", "## The paper's Algorithm 2", "## Everything else"]
     _, default, algorithm_2, rest = re.split(
         "|".join(f"^{heading}" for heading in headings), text, flags=re.M
     )
-    assert "CNN on Fashion-MNIST" in default
+    assert "[CNN on Fashion-MNIST](" in default
+    assert "[CNN on Fashion-MNIST, at the paper's scale](" in default
     assert "Another title" not in default
     assert "Another title" in algorithm_2
     assert "CNN on Fashion-MNIST" not in algorithm_2

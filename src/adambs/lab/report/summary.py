@@ -85,15 +85,18 @@ def write_summary(folder: Path) -> Path:
 
 
 def _title(analysis: Analysis) -> str:
-    """The experiment's, and what tells the run from others of it: beside the oracle, with more methods, which
-    seeds if not the first, which version if an older."""
+    """The experiment's, and what tells the run from others of it: at the paper's scale, beside the oracle, with
+    more methods, which seeds if not the first, which version if an older."""
+    config = analysis.run.config
+    whole = config["scale"] == "paper" and EXPERIMENTS[config["experiment"]].quick
+    scale = ", at the paper's scale" if whole else ""
     first, last = analysis.seeds[0], analysis.seeds[-1]
     seeds = f", seeds {first} to {last}" if first else ""
     recorded = _minor(analysis.run.sessions[-1]["machine"].get("adambs", __version__))
     version = "" if recorded == _minor(__version__) else f", version {recorded}"
     oracle = ", beside the oracle" if "oracle" in analysis.methods else ""
     more = ", more methods" if analysis.run.path.name.startswith(OTHERS) and not version else ""
-    return run_title(analysis) + oracle + more + seeds + version
+    return run_title(analysis) + scale + oracle + more + seeds + version
 
 
 def _minor(version: str) -> str:
