@@ -172,7 +172,10 @@ def test_a_method_that_no_run_has_is_not_mentioned(side_by_side):
 
 def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
     """The default, the paper's Algorithm 2, everything else; each table speaks of its own method."""
-    monkeypatch.setattr(summary, "save_figures", lambda *_: [])
+    saved = []
+    monkeypatch.setattr(
+        summary, "save_png", lambda figure, folder, stem: saved.append(f"{folder.name}/{stem}.png")
+    )
     write_run(tmp_path / "a", ["adam", "adambs"], slices=8, balanced=True)
     write_run(tmp_path / "b", ["adam", "adambs-exp3"], slices=8, title="Another title")
     write_run(tmp_path / "c", ["adam", "adambs"], slices=8, scale="paper")
@@ -189,6 +192,7 @@ def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
     for heading in re.findall(r"\]\(#([^)]*)\)", default + algorithm_2):
         assert heading in [summary._anchor(found) for found in re.findall(r"^### (.*)$", rest, re.M)]
     assert rest.count("balanced test error") == 1
+    assert set(re.findall(r"\]\((figures/[^)]*)\)", text)) == set(saved)
     assert max(line.count("|") for line in text.splitlines()) - 1 <= COLUMNS + 2
 
 

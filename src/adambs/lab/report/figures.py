@@ -165,10 +165,15 @@ def save_figures(analysis: Analysis, folder: Path, prefix: str) -> list[Saved]:
 
 def save(figure: Figure, folder: Path, stem: str) -> None:
     """As PNG and as SVG; the same figure is the same file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{stem}.png", dpi=150)
+    save_png(figure, folder, stem)
     with matplotlib.rc_context({"svg.hashsalt": stem}):
         figure.savefig(folder / f"{stem}.svg", metadata={"Date": None})
+
+
+def save_png(figure: Figure, folder: Path, stem: str) -> None:
+    """As PNG alone; the same figure is the same file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{stem}.png", dpi=150)
 
 
 def loss_figure(analysis: Analysis) -> Figure:

@@ -7,7 +7,7 @@ from adambs import __version__
 from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.experiments.sweep import DEFAULT, is_sweep, sweep_section
 from adambs.lab.report.analysis import Analysis, analyse
-from adambs.lab.report.figures import save, save_figures
+from adambs.lab.report.figures import curves_figure, save_png
 from adambs.lab.report.overview import OTHERS, SideBySide, against_baseline, front_figure, sweep_figure
 from adambs.lab.report.phrases import compared, headline, run_title, warnings_of
 from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
@@ -41,7 +41,7 @@ _DEFAULTS = {
 
 
 def write_summary(folder: Path) -> Path:
-    """Write RESULTS.md and the figures for every run below ``folder``."""
+    """Write RESULTS.md and the figures in it; ``adambs report`` makes all figures of one run."""
     analyses = [analyse(records.read(path.parent)) for path in sorted(folder.glob(f"*/{records.FILE}"))]
     if not analyses:
         raise records.RecordError(f"{folder} holds no folder with a {records.FILE}")
@@ -75,9 +75,9 @@ def write_summary(folder: Path) -> Path:
     ]
     front = front_figure(analyses)
     if front is not None:
-        save(front, folder / "figures", "front")
+        save_png(front, folder / "figures", "front")
     for analysis in analyses:
-        save_figures(analysis, folder / "figures", analysis.run.path.name)
+        save_png(curves_figure(analysis), folder / "figures", f"{analysis.run.path.name}-curves")
         text.append(_section(analysis))
     file = folder / "RESULTS.md"
     file.write_text("\n".join(text))
@@ -121,7 +121,7 @@ def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
         return ""
     figure = found.figure()
     if figure is not None:
-        save(figure, figures, "side-by-side")
+        save_png(figure, figures, "side-by-side")
     tables = "\n\n".join(found.tables())
     picture = "" if figure is None else "\n![Side by side](figures/side-by-side.png)\n"
     return (
@@ -133,7 +133,7 @@ def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
 
 def _sweep(sweeps: list[Analysis], figures: Path) -> str:
     titles = [_title(sweep) for sweep in sweeps]
-    save(sweep_figure(sweeps, titles), figures, "sweep")
+    save_png(sweep_figure(sweeps, titles), figures, "sweep")
     return sweep_section(sweeps, titles) + "\n![The sweep](figures/sweep.png)\n"
 
 
