@@ -179,13 +179,18 @@ def test_the_sections_come_in_order_and_no_table_is_wide(tmp_path, monkeypatch):
     write_run(tmp_path / "a", ["adam", "adambs"], slices=8, balanced=True)
     write_run(tmp_path / "b", ["adam", "adambs-exp3"], slices=8, title="Another title")
     write_run(tmp_path / "c", ["adam", "adambs"], slices=8, scale="paper")
+    more = ["adam", "adambs", "adam-impt", "infobatch", "rs2"]
+    write_run(tmp_path / "d", more, slices=8, scale="paper")
+    write_run(tmp_path / "e", ["adam", "adambs"], slices=8, scale="paper")
     text = summary.write_summary(tmp_path).read_text()
     headings = ["## The library's default", "## The paper's Algorithm 2", "## Everything else"]
     _, default, algorithm_2, rest = re.split(
         "|".join(f"^{heading}" for heading in headings), text, flags=re.M
     )
     assert "[CNN on Fashion-MNIST](" in default
-    assert "[CNN on Fashion-MNIST, at the paper's scale](" in default
+    whole = "CNN on Fashion-MNIST, at the paper's scale"
+    for title in (whole, f"{whole}, with Adam-impt, infobatch and 1 more", f"{whole}, e"):
+        assert f"[{title}](" in default
     assert "Another title" not in default
     assert "Another title" in algorithm_2
     assert "CNN on Fashion-MNIST" not in algorithm_2

@@ -147,6 +147,7 @@ def test_the_best_of_each_is_the_cell_with_the_lowest_loss(finished):
             assert (run.config["lr"], run.config["batch_size"]) == (lr, size)
             assert run.finished == {tune.SEED}
             assert run.config["slices"] == 2  # a third of the run's four, rounded up
+            assert not any(line["highest"] or line["lowest"] for line in run.lines("distribution"))
             lines = [line for line in run.lines("slice") if line["method"] == each.method]
             losses[lr, size] = min(line["train_loss"] for line in lines)
         assert each.loss == min(losses.values()) == losses[each.lr, each.batch_size]
@@ -161,6 +162,7 @@ def test_the_best_are_run_again_on_other_seeds_for_the_same_time(finished):
     assert run.config["methods"] == [each.variant for each in best]
     assert run.config["seconds"] == GRID.seconds
     assert run.config["baseline"] == best[0].variant
+    assert any(line["highest"] for line in run.lines("distribution"))
     assert run.config["grid"] == {"lrs": [0.001, 0.004], "batch_sizes": [16, 32], "seed": tune.SEED}
     for each in best:
         lines = [line for line in run.lines("slice") if line["method"] == each.variant]

@@ -90,10 +90,10 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> tuple
 
 
 def cell_plan(plan: Plan, grid: Grid, lr: float, batch_size: int) -> Plan:
-    """One cell of the grid: all methods with these two."""
+    """One cell of the grid: all methods with these two. Pictures would be most of the record; it has none."""
     slices = math.ceil(plan.experiment.slices * _CELL_SLICES)
     experiment = replace(plan.experiment, lr=lr, batch_size=batch_size, slices=slices)
-    return replace(plan, experiment=experiment, seconds=grid.seconds, one_lr=True)
+    return replace(plan, experiment=experiment, seconds=grid.seconds, one_lr=True, shown=0)
 
 
 def cell_folder(folder: Path, lr: float, batch_size: int) -> Path:

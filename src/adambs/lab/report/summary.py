@@ -32,6 +32,9 @@ More on the columns: [docs/reading-a-report.md](../docs/reading-a-report.md).
 
 _ALGORITHM_2 = "adambs-exp3"
 
+# So many methods tell a run from another in its title.
+_NAMED = 2
+
 # The library's default, and what a row about it adds to the name of the experiment.
 _DEFAULTS = {
     DEFAULT: "",
@@ -51,12 +54,13 @@ def write_summary(folder: Path) -> Path:
     analyses = [analysis for analysis in analyses if not is_sweep(analysis)]
     tuned = [analysis for analysis in analyses if is_tuned(analysis)]
     analyses = [analysis for analysis in analyses if not is_tuned(analysis)]
-    notes = folder / "NOTES.md"
+    titles, notes = _titles(analyses), folder / "NOTES.md"
     text = [
         _HEAD.format(folder=folder.name),
         *([notes.read_text()] if notes.exists() else []),
         _against(
             [each for each in analyses if not each.run.path.name.startswith(OTHERS)],
+            titles,
             _DEFAULTS,
             "The library's default against Adam",
             "AdamBS as `BanditLoader` and `AdamBS` set it up: method `adambs` looks before drawing when that "
@@ -64,13 +68,14 @@ def write_summary(folder: Path) -> Path:
         ),
         _against(
             analyses,
+            titles,
             {_ALGORITHM_2: ""},
             "The paper's Algorithm 2 against Adam",
             "The rule as it is printed (method `adambs-exp3`), which is not the default.",
         ),
         *([tuned_section(tuned, [_title(each) for each in tuned])] if tuned else []),
         "## Everything else\n",
-        _side_by_side(analyses, folder / "figures"),
+        _side_by_side(analyses, titles, folder / "figures"),
         *([_sweep(sweeps, folder / "figures")] if sweeps else []),
     ]
     front = front_figure(analyses)
@@ -78,15 +83,28 @@ def write_summary(folder: Path) -> Path:
         save_png(front, folder / "figures", "front")
     for analysis in analyses:
         save_png(curves_figure(analysis), folder / "figures", f"{analysis.run.path.name}-curves")
-        text.append(_section(analysis))
+        text.append(_section(analysis, titles[analysis.run.path.name]))
     file = folder / "RESULTS.md"
     file.write_text("\n".join(text))
     return file
 
 
+def _titles(analyses: list[Analysis]) -> dict[str, str]:
+    """Of each run, by the name of its folder. One that looks like another is told by the methods it adds."""
+    titles: dict[str, str] = {}
+    known: dict[str, Analysis] = {}
+    for analysis in sorted(analyses, key=lambda each: each.run.path.name.startswith(OTHERS)):
+        folder, title = analysis.run.path.name, _title(analysis)
+        first = known.setdefault(title, analysis)
+        added = [analysis.title(name) for name in analysis.methods if name not in first.methods]
+        more = f" and {len(added) - _NAMED} more" if len(added) > _NAMED else ""
+        told = f"with {', '.join(added[:_NAMED])}{more}" if added else folder
+        titles[folder] = title if first is analysis else f"{title}, {told}"
+    return titles
+
+
 def _title(analysis: Analysis) -> str:
-    """The experiment's, and what tells the run from others of it: at the paper's scale, beside the oracle, with
-    more methods, which seeds if not the first, which version if an older."""
+    """The experiment's; its scale if it is the paper's, its seeds if not the first, its version if older."""
     config = analysis.run.config
     whole = config["scale"] == "paper" and EXPERIMENTS[config["experiment"]].quick
     scale = ", at the paper's scale" if whole else ""
@@ -94,9 +112,7 @@ def _title(analysis: Analysis) -> str:
     seeds = f", seeds {first} to {last}" if first else ""
     recorded = _minor(analysis.run.sessions[-1]["machine"].get("adambs", __version__))
     version = "" if recorded == _minor(__version__) else f", version {recorded}"
-    oracle = ", beside the oracle" if "oracle" in analysis.methods else ""
-    more = ", more methods" if analysis.run.path.name.startswith(OTHERS) and not version else ""
-    return run_title(analysis) + scale + oracle + more + seeds + version
+    return run_title(analysis) + scale + seeds + version
 
 
 def _minor(version: str) -> str:
@@ -108,15 +124,17 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _against(analyses: list[Analysis], methods: dict[str, str], heading: str, what: str) -> str:
+def _against(
+    analyses: list[Analysis], titles: dict[str, str], methods: dict[str, str], heading: str, what: str
+) -> str:
     """Some methods against Adam in all runs that have them, each linked to its section."""
-    titles = [f"[{_title(analysis)}](#{_anchor(_title(analysis))})" for analysis in analyses]
-    table = against_baseline(analyses, titles, methods)
+    names = [titles[analysis.run.path.name] for analysis in analyses]
+    table = against_baseline(analyses, [f"[{name}](#{_anchor(name)})" for name in names], methods)
     return f"## {heading}\n\n{what}\n\n{table}\n" if table else ""
 
 
-def _side_by_side(analyses: list[Analysis], figures: Path) -> str:
-    found = SideBySide(analyses, [_title(analysis) for analysis in analyses])
+def _side_by_side(analyses: list[Analysis], titles: dict[str, str], figures: Path) -> str:
+    found = SideBySide(analyses, [titles[analysis.run.path.name] for analysis in analyses])
     if not found.methods:
         return ""
     figure = found.figure()
@@ -137,13 +155,13 @@ def _sweep(sweeps: list[Analysis], figures: Path) -> str:
     return sweep_section(sweeps, titles) + "\n![The sweep](figures/sweep.png)\n"
 
 
-def _section(analysis: Analysis) -> str:
+def _section(analysis: Analysis, title: str) -> str:
     experiment = EXPERIMENTS[analysis.run.config["experiment"]]
     name = analysis.run.path.name
     session = analysis.run.sessions[-1]
     machine = session["machine"]
     parts = [
-        f"### {_title(analysis)}",
+        f"### {title}",
         compared(analysis),
         *(f"**Note.** {note}" for note in warnings_of(analysis)),
         f"**The paper's figure** ({experiment.figure}): {experiment.shows}.",

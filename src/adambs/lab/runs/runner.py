@@ -29,10 +29,8 @@ from adambs.lab.runs.budgets import TURN, Budget, Seconds, Steps
 from adambs.lab.runs.locking import alone_in
 from adambs.lab.runs.randomness import Streams
 
-# When a record shows how p looks, as shares of the budget; and how many examples of the highest and of
-# the lowest p it shows at the end of the first seed (once: pictures are large).
+# When a record shows how p looks, as shares of the budget.
 _LOOKS_AT_P = (0.1, 0.5, 1.0)
-_SHOWN = 12
 
 # How a title tells what was changed.
 _CHANGED = {
@@ -59,6 +57,8 @@ class Plan:
     differs: str = ""
     seconds: float | None = None
     """Training time of each method, in the place of the experiment's epochs."""
+    shown: int = 12
+    """How many examples of the highest and of the lowest p the record shows, at the end of the first seed."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What else the record shall say of the run."""
 
@@ -176,7 +176,7 @@ def _run_seed(
             last[name] = {"kind": "slice", "seed": seed, "method": name, **_measure(contestant, tensors)}
             writer.append(last[name])
             if index in looks:
-                count = _SHOWN if index == slices and not writer.run.finished else 0
+                count = plan.shown if index == slices and not writer.run.finished else 0
                 shown = _distribution(contestant, data, tensors[0], count)
                 if shown:
                     writer.append({"kind": "distribution", "seed": seed, "method": name, **shown})
