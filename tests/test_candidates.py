@@ -1,5 +1,6 @@
 """Looking before drawing: candidates, scores, a choice among them. And refresh, and the correction."""
 
+import copy
 import math
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_it_looks_exactly_while_that_pays():
 
 
 def test_the_cost_is_measured_once_by_the_clock_and_only_when_a_look_promises_something(monkeypatch):
-    """A look of 3 K candidates that takes 0.6 of a step costs 0.2 for every K."""
+    """A look that scores 3 K examples in 0.6 of a step costs 0.2 for every K."""
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
     sampler = adambs.BanditSampler(1000, 10, seed=0, gate=0, candidates=adambs.Candidates(ahead=1))
@@ -133,8 +134,9 @@ def test_the_cost_is_measured_once_by_the_clock_and_only_when_a_look_promises_so
         before = len(looks)
         train(rng.gamma(0.3, 1.0, 10))
         assert len(looks) - before == promising
-    assert looks == [30] * _LOOKS
-    assert sampler.candidates.cost == pytest.approx(0.2)
+    assert len(looks) == _LOOKS
+    assert all(24 < scored <= 30 for scored in looks)  # what was drawn twice is scored once
+    assert sampler.candidates.cost == pytest.approx(np.median([0.6 * 10 / scored for scored in looks]))
 
 
 def test_candidates_teach_the_rule_and_the_chosen_do_not_teach_it_again():
@@ -218,9 +220,9 @@ def test_scores_of_zero_choose_evenly():
 
 def test_small_data_has_fewer_candidates():
     sampler = taught(adambs.BanditSampler(7, 5, candidates=always()), 20)
-    sizes = []
-    sampler.draw(lambda i: sizes.append(len(i)) or np.ones(len(i)))
-    assert sizes == [7]
+    before = sampler.diagnostics().scores
+    sampler.draw(lambda i: np.ones(len(i)))
+    assert sampler.diagnostics().scores - before == 7
 
 
 def test_looking_resumes_to_the_bit():
@@ -247,7 +249,7 @@ def test_looking_resumes_to_the_bit():
 
 
 def test_a_look_chooses_for_several_steps_each_among_candidates_of_its_own():
-    """From p: one call of the score, and the batches of the window are the K-th parts of it in turn."""
+    """From p: one call of the score, for each example once, and the batches are of the parts in turn."""
     n, K, m, ahead = 60, 6, 3, 4
     candidates = adambs.Candidates(m, cost=1e-6, ahead=ahead)
     sampler, truth = unequal(n, K, seed=2, candidates=candidates)
@@ -260,18 +262,19 @@ def test_a_look_chooses_for_several_steps_each_among_candidates_of_its_own():
     ratios = n * sampler.probabilities().numpy()
     scored = sampler.diagnostics().scores
     for k in range(2 * ahead):
+        if k % ahead == 0:
+            drawn = copy.deepcopy(sampler)._sources.candidates(m * K, ahead).indices
+            assert len(np.unique(drawn)) < len(drawn) == ahead * m * K
         draw = sampler.draw(score)
         assert len(asked) == 1 + k // ahead
-        assert len(asked[-1]) == ahead * m * K
-        own = slice(k % ahead * m * K, (k % ahead + 1) * m * K)
-        assert ((draw.positions >= own.start) & (draw.positions < own.stop)).all()
+        assert np.array_equal(asked[-1], np.unique(drawn))
         assert np.array_equal(asked[-1][draw.positions], draw.indices)
+        among = drawn[k % ahead * m * K : (k % ahead + 1) * m * K]
+        assert np.isin(draw.indices, among).all()
         if k < ahead:  # p of the time of the look, though the rule has learned since
-            among = asked[-1][own]
-            a = truth[among] / ratios[among]
-            g = 0.9 * a / a.sum() + 0.1 / len(among)
-            expected = ratios[among] * len(among) * g
-            np.testing.assert_allclose(1 / draw.weights, expected[draw.positions - own.start])
+            a = truth / ratios
+            g = 0.9 * a / a[among].sum() + 0.1 / len(among)
+            np.testing.assert_allclose(1 / draw.weights, (ratios * len(among) * g)[draw.indices])
             np.testing.assert_allclose(draw.probabilities, ratios[draw.indices] / n)
         sampler.update(draw, truth[draw.indices])
     assert sampler.diagnostics().looks == 2 * ahead  # batches
@@ -445,7 +448,7 @@ def test_a_loader_looks_at_batches_of_candidates(dataset):
         sampler.update(draw, 1 + x % 7)
         assert draw.learned == (len(looked) > 0)
     assert sampler.diagnostics().updates == len(loader) == 10
-    assert looked == [12] * len(looked)
+    assert all(4 < scored <= 12 for scored in looked)  # each of them once
     assert len(looked) >= 8
 
 

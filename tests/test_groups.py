@@ -6,6 +6,7 @@ In one process, with torch's stand-in for a group: whatever is gathered, all hav
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -70,3 +71,14 @@ def test_the_default_group_is_found_anew(two_processes):
     assert len(sampler.draw()) == 5
     for other in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
         assert len(other.draw()) == 5
+
+
+def test_each_process_has_a_candidate_to_score(two_processes):
+    """What was drawn twice is scored once, unless there are fewer examples than processes then."""
+    two_processes()
+    sampler = adambs.BanditSampler(40, 10)
+    sampler.draw()
+    distinct, where = sampler._distinct(np.array([7, 3, 7, 7]))
+    assert (distinct.tolist(), where.tolist()) == ([3, 7], [1, 0, 1, 1])
+    distinct, where = sampler._distinct(np.array([7, 7, 7, 7]))
+    assert (distinct.tolist(), where.tolist()) == ([7, 7, 7, 7], [0, 1, 2, 3])

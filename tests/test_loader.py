@@ -462,7 +462,7 @@ def test_a_look_trains_on_what_was_scored(dataset):
                 looks += 1
                 (candidates,) = scored
                 assert torch.equal(fetched, candidates)  # fetched once, all of them
-                assert len(candidates) == 12
+                assert len(candidates[:, 0].unique()) == len(candidates) <= 12  # each of them once
                 assert all(any(torch.equal(row, other) for other in candidates) for row in x)
             else:
                 assert torch.equal(fetched, x)
@@ -500,7 +500,7 @@ def test_a_window_trains_on_what_was_scored_also_after_a_resume_in_its_middle(da
         return found, scored
 
     straight, scored = batches(make(), 4)
-    assert {len(batch) for batch in scored} == {48}
+    assert all(12 < len(batch) < 48 for batch in scored)  # 48 are drawn, and each is scored once
     sampler = make()
     first, state = batches(sampler, 4, stop=28)
     choices = len(sampler.ready.choices)

@@ -428,27 +428,29 @@ class Oracle:
                 self.passes += 1
         return ratios
 
-    def _look(self, candidates, scores):
-        """For each batch there are candidates of its own, from p."""
+    def _look(self, drawn, asked, found):
+        """For each batch there are candidates of its own, from p. What was drawn twice was scored once."""
         B = min(self.multiple * self.K, self.n)
-        r = self.rule.ratios()[candidates]
-        assert len(candidates) == self.ahead * B
-        for first in range(0, len(candidates), B):
-            among = np.arange(first, first + B)
-            a = np.minimum(scores[among], 1e100) / r[among] ** self.correction
+        assert len(drawn) == self.ahead * B
+        assert np.array_equal(asked, np.unique(drawn))
+        scores = found[np.searchsorted(asked, drawn)]
+        p_ratios = self.rule.ratios()
+        r = p_ratios[drawn]
+        parts = [slice(first, first + B) for first in range(0, len(drawn), B)]
+        for part in parts:
+            a = np.minimum(scores[part], 1e100) / r[part] ** self.correction
             g = 0.9 * a / a.sum() + 0.1 / len(a) if a.any() else np.full(len(a), 1 / len(a))
-            self._scatter(r[among], scores[among])
-            ratios = dict(zip(among.tolist(), r[among] * len(a) * g, strict=True))
-            self.ready.append((candidates, r, ratios))
-        for first in range(0, len(candidates), B):
-            part = slice(first, first + B)
-            self._teach(candidates[part], r[part], scores[part])
+            self._scatter(r[part], scores[part])
+            ratios = dict(zip(drawn[part].tolist(), r[part] * len(a) * g, strict=True))
+            self.ready.append((asked, p_ratios, ratios))
+        for part in parts:
+            self._teach(drawn[part], r[part], scores[part])
 
     def _chosen(self, draw, indices):
-        candidates, r, ratios = self.ready.pop(0)
+        asked, p_ratios, ratios = self.ready.pop(0)
         self.count["looks"] += 1
-        assert np.array_equal(candidates[draw.positions], indices)
-        return np.array([ratios[j] for j in draw.positions.tolist()]), r[draw.positions]
+        assert np.array_equal(asked[draw.positions], indices)
+        return np.array([ratios[j] for j in indices.tolist()]), p_ratios[indices]
 
     def _scatter(self, ratios, scores):
         a = np.minimum(scores / ratios, 1e100)
@@ -634,9 +636,25 @@ class Sequence:
             asked.extend([indices.numpy().copy(), self.scores(indices.numpy())])
             return torch.from_numpy(asked[1])
 
-        draw = self.arrive(lambda: self.sampler.draw(score))
-        self.oracle.drawn(draw, self.sampler, [tuple(asked)] if asked else [])
+        draw, drawn = self.with_candidates(lambda: self.arrive(lambda: self.sampler.draw(score)))
+        self.oracle.drawn(draw, self.sampler, [(drawn[-1], *asked)] if asked else [])
         self.use(draw)
+
+    def with_candidates(self, operation):
+        """Also the candidates that were drawn in the meantime, for each look, as often as they were drawn."""
+        sources, drawn = self.sampler._sources, []
+        propose = sources.candidates
+
+        def spy(*arguments):
+            window = propose(*arguments)
+            drawn.append(window.indices)
+            return window
+
+        sources.candidates = spy
+        try:
+            return operation(), drawn
+        finally:
+            del sources.candidates
 
     def use(self, draw):
         """The draw as a training loop sees it."""

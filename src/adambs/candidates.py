@@ -44,6 +44,9 @@ class Candidates:
 
         gain > 1 + m c.
 
+    A candidate that was drawn several times is scored once, so that a look costs less than m c where p is
+    concentrated on few examples.
+
     (Katharopoulos and Fleuret, ICML 2018, with p uniform, m = 3 and c = 1/3, look while tau > 2.)
 
     The cost is a recorded number. If it is not given, the first looks are timed and their cost is written

@@ -3,6 +3,8 @@
 import time
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from adambs._types import Floats, Indices
 from adambs.candidates import Candidates, Look
 from adambs.diagnostics import Counters
@@ -46,20 +48,35 @@ class Looking(ABC):
         K, B = self.batch_size, min(self.candidates.multiple * self.batch_size, self.n)
         before = self._sources.position()
         window = self._sources.candidates(B, self.candidates.ahead)
-        candidates = Draw(self.awaited.following, window.indices, window.ratios, self.n)
+        number = self.awaited.following
+        distinct, where = self._distinct(window.indices)
+        candidates = Draw(number, distinct, np.ones(len(distinct)), self.n)
         try:
-            scores = look(self.processes.part(candidates))
-            scores = checked(candidates, self.processes.scores_of_all(candidates, scores))
+            found = look(self.processes.part(candidates))
+            found = checked(candidates, self.processes.scores_of_all(candidates, found))
         except BaseException:  # a look that fails has not happened
             self._sources.rewind(before)
             raise
+        scores = found[where]
         for part in window.parts:
             self.candidates.scatter.add(window.ratios[part], scores[part])
-        self.ready = self.ready.after(window, self.epochs.current)
-        self.ready.choose(self.random, window, scores, self._correction)
+        self.ready = self.ready.after(distinct, self.epochs.current)
+        self.ready.choose(self.random, window, where, scores, self._correction)
+        drawn = Draw(number, window.indices, window.ratios, self.n)
         for first in range(0, len(scores), B):
-            self._teach(candidates.part(first, first + B, 1), scores[first : first + B])
-        self.candidates.looked(time.perf_counter() - start, K / len(scores), self.processes.first)
+            self._teach(drawn.part(first, first + B, 1), scores[first : first + B])
+        self.candidates.looked(time.perf_counter() - start, K / len(distinct), self.processes.first)
+
+    def _distinct(self, drawn: Indices) -> tuple[Indices, Indices]:
+        """What is to be scored, and where each candidate is among it: what was drawn twice is scored once.
+
+        Each process has one to score at least: if there are too few, some are scored more than once.
+        """
+        distinct, where = np.unique(drawn, return_inverse=True)
+        group = self.processes.group
+        if group is not None and len(distinct) < group.size:
+            return drawn, np.arange(len(drawn))
+        return distinct, where
 
     def _chosen(self) -> Draw:
         """The next batch that a look has chosen."""

@@ -32,7 +32,7 @@ class Ready:
     Args:
         n: number of examples.
         batch_size: K.
-        candidates: those of all batches of the look. Another array for each look.
+        candidates: those of all batches of the look, each once. Another array for each look.
         looked_at: the epoch of the look, and before which batch of it: what augmentation depends on.
     """
 
@@ -48,17 +48,18 @@ class Ready:
         self.looked_at = looked_at
         self.choices: deque[Choice] = deque()
 
-    def after(self, window: Window, now: Epoch) -> "Ready":
+    def after(self, candidates: Indices, now: Epoch) -> "Ready":
         """One for the candidates of a new look."""
-        where = now.number, now.drawn
-        return Ready(self._n, self._batch_size, window.indices, where)
+        return Ready(self._n, self._batch_size, candidates, (now.number, now.drawn))
 
-    def choose(self, random: RandomStream, window: Window, scores: Floats, correction: float) -> None:
-        """A batch of each part of the candidates, by their scores."""
+    def choose(
+        self, random: RandomStream, window: Window, where: Indices, scores: Floats, correction: float
+    ) -> None:
+        """A batch of each part of the window, by the scores; ``where`` says which candidate each of it is."""
         for part in window.parts:
             ratios = window.ratios[part]
             positions, chosen = choose(random, ratios, scores[part], self._batch_size, correction)
-            self.choices.append(Choice(positions + part.start, chosen, ratios[positions]))
+            self.choices.append(Choice(where[part][positions], chosen, ratios[positions]))
 
     def state_dict(self) -> dict[str, Any]:
         """The choices as plain numbers. No candidates where there is no choice left."""
