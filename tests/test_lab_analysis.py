@@ -10,7 +10,16 @@ from scipy import stats
 
 from adambs.lab.report.analysis import analyse, steadiness
 from adambs.lab.report.estimates import geometric_mean, mean
-from adambs.lab.report.phrases import headline, number, points, rise, times, verdict_in_full, warnings_of
+from adambs.lab.report.phrases import (
+    _finding,
+    headline,
+    number,
+    points,
+    rise,
+    times,
+    verdict_in_full,
+    warnings_of,
+)
 from adambs.lab.report.series import Series, curve
 from adambs.lab.report.speedups import (
     FRACTIONS,
@@ -299,6 +308,18 @@ def test_no_significant_difference_when_the_interval_holds_one():
     found = speedup(pairs, "seconds")
     assert found.overall.low < 1 < found.overall.high
     assert found.verdict == "no significant difference"
+
+
+def test_words_tell_what_is_not_known_from_what_is_no_gain():
+    said = {
+        factors: _finding(speedup_of(factors), "M", "Adam")
+        for factors in ((0.97, 1.04, 1.01), (2.0, 3.0), (2.0, 2.1))
+    }
+    none, unknown, faster = said.values()
+    assert none.startswith("No gain here: between M and Adam there is no significant difference in time")
+    assert unknown.startswith("Not known: between M and Adam there is no significant difference in time, but")
+    assert unknown.endswith("More seeds would tell.")
+    assert faster.startswith("M reached the same training losses 2.05× as fast as Adam")
 
 
 # ------------------------------------------- the final loss, steadiness, and the lowest test error

@@ -6,6 +6,9 @@ from adambs.lab.report.analysis import LEADS, Analysis
 from adambs.lab.report.estimates import Estimate
 from adambs.lab.report.speedups import Speedup
 
+# A gain of this much is worth more seeds where an interval does not rule it out.
+_LARGE = 1.5
+
 
 def run_title(analysis: Analysis) -> str:
     """The experiment's name for people."""
@@ -71,6 +74,11 @@ def _finding(found: Speedup, name: str, baseline: str) -> str:
             return (
                 f"No gain here: {name} took {longer} as {baseline} to reach the same training losses "
                 f"(speedup {speed}; {interval})."
+            )
+        case "no significant difference" if (found.overall.high or 0) > _LARGE:
+            return (
+                f"Not known: between {name} and {baseline} there is no significant difference in time, but "
+                f"a large one is possible, too (speedup {speed}; {interval}). More seeds would tell."
             )
         case "no significant difference":
             return (

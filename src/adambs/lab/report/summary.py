@@ -97,6 +97,7 @@ def _titles(analyses: list[Analysis]) -> dict[str, str]:
         folder, title = analysis.run.path.name, _title(analysis)
         first = known.setdefault(title, analysis)
         added = [analysis.title(name) for name in analysis.methods if name not in first.methods]
+        added.sort(key=lambda name: "," in name)  # those with settings last
         more = f" and {len(added) - _NAMED} more" if len(added) > _NAMED else ""
         told = f"with {', '.join(added[:_NAMED])}{more}" if added else folder
         titles[folder] = title if first is analysis else f"{title}, {told}"
