@@ -1,5 +1,6 @@
 """The numbers of a report against curves whose truth is known, and against slow, dense oracles."""
 
+import json
 import math
 from pathlib import Path
 
@@ -468,7 +469,7 @@ def test_test_errors_are_compared_at_the_time_when_the_baseline_ended(tmp_path: 
         assert found.stopped_early["test_error"][method].value == pytest.approx(np.mean(lowest), abs=1e-12)
 
 
-def test_balanced_errors_are_told_where_they_were_recorded(tmp_path: Path):
+def test_balanced_errors_are_told_where_they_are_others_than_the_plain_ones(tmp_path: Path):
     without = analyse(fixtures.write_run(tmp_path / "old"))
     assert list(without.metrics) == ["train_loss", "train_error", "test_error"]
     assert "balanced_test_error" not in without.equal_time
@@ -480,6 +481,13 @@ def test_balanced_errors_are_told_where_they_were_recorded(tmp_path: Path):
     assert found.finals["adam"]["balanced_test_error"].value == pytest.approx(np.mean(adams))
     assert found.equal_time["balanced_test_error"]["adam"].value == 0
     assert found.equal_time["balanced_test_error"]["adambs"].value < 0
+    lines = [json.loads(line) for line in (run.path / records.FILE).read_text().splitlines()]
+    for line in lines:
+        if "balanced_test_error" in line:
+            line["balanced_test_error"] = line["test_error"]  # a test set with as many of each class
+    (tmp_path / "alike").mkdir()
+    (tmp_path / "alike" / records.FILE).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert "balanced_test_error" not in analyse(records.read(tmp_path / "alike")).metrics
 
 
 def test_unfinished_seeds_are_left_out_and_named(tmp_path: Path):

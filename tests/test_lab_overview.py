@@ -47,6 +47,16 @@ def test_methods_of_one_run_only_are_left_out(side_by_side):
     assert "sgd" not in "".join(side_by_side.tables()).lower()
 
 
+def test_two_methods_of_one_title_are_told_apart(tmp_path):
+    analyses = [
+        analyse(write_run(tmp_path / name, ["adam", "adambs", "adambs-loop"], slices=8)) for name in "ab"
+    ]
+    for analysis in analyses:
+        analysis.run.methods["adambs-loop"]["title"] = "AdamBS"
+    found = SideBySide(analyses, ["a", "b"])
+    assert [found.name(method) for method in found.methods] == ["AdamBS", "AdamBS (adambs-loop)"]
+
+
 def test_the_mean_is_over_the_three_and_not_over_others(side_by_side):
     for method in side_by_side.methods:
         logs = [math.log(found.overall.value) for found in side_by_side.found(method)[:3]]

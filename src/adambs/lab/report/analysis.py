@@ -67,7 +67,7 @@ class Analysis:
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Those of :data:`METRICS` that were recorded, with their names for people."""
+        """Those of :data:`METRICS` that there is something to say of, with their names for people."""
         return {name: METRICS[name] for name in next(iter(self.finals.values()))}
 
     def curves(self, metric: str, axis: str) -> list[Curve]:
@@ -101,7 +101,7 @@ def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
         raise ValueError(f"{run.path} has no measurement yet: run its command again, it goes on by itself")
     seeds = tuple(sorted({seed for by_seed in series.values() for seed in by_seed}))
     left_out = tuple(seed for seed in sorted(run.seeds) if complete and seed not in run.finished)
-    metrics = [name for name in METRICS if name != "balanced_test_error" or _recorded(series, name)]
+    metrics = [name for name in METRICS if name != "balanced_test_error" or _unbalanced(series)]
     finals = {
         method: {name: mean([each[name][-1] for each in by_seed.values()]) for name in metrics}
         for method, by_seed in series.items()
@@ -123,8 +123,10 @@ def analyse(run: Run, *, baseline: str = "adam") -> Analysis:
     return found
 
 
-def _recorded(series: dict[str, dict[int, Series]], metric: str) -> bool:
-    return any(np.isfinite(each[metric]).any() for by_seed in series.values() for each in by_seed.values())
+def _unbalanced(series: dict[str, dict[int, Series]]) -> bool:
+    """Whether balanced test errors were recorded, and are others than the plain ones."""
+    every = [each for by_seed in series.values() for each in by_seed.values()]
+    return any((abs(each["balanced_test_error"] - each["test_error"]) > 1e-9).any() for each in every)
 
 
 def analyse_all(runs: list[Run], baseline: str) -> tuple[list[Analysis], list[str]]:

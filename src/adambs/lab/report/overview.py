@@ -59,8 +59,13 @@ class SideBySide:
         return of.get(name) or of.get(OTHERS + name) or of.get(OTHERS + name + OLDER)
 
     def name(self, method: str) -> str:
-        """The method's, for people."""
-        return next(each.title(method) for each in self.analyses if method in each.methods)
+        """The method's, for people; with its own name if another before it has the same title."""
+        titles = {
+            name: next(each.title(name) for each in self.analyses if name in each.methods)
+            for name in self.methods
+        }
+        same = [name for name in self.methods if titles[name] == titles[method]]
+        return titles[method] if method == same[0] else f"{titles[method]} ({method})"
 
     def tables(self) -> list[str]:
         """A row for each method, a column for each run: first :data:`CHOOSING` and their mean, then the rest.
