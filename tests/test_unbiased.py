@@ -167,8 +167,8 @@ def test_a_context_of_its_own_for_each(K):
 class LeavesHalfWay(Sources):
     """Broken: a pass is left whenever p pays."""
 
-    def pass_is_due(self):
-        return not self.gate.decide()
+    def batch(self, K):
+        return (*self.rule.draw(self.random.uniform(K)), False) if self.gate.decide() else super().batch(K)
 
 
 class LeavesPasses(adambs.BanditSampler):

@@ -45,12 +45,12 @@ class Cap:
         """What was taken away, as a share of the sum of all weight x score."""
         return self._taken / self._all if self._all > 0 else 0.0
 
-    def learn(self, ratios: Floats, scores: Floats, limit: float) -> None:
-        """Learn from a draw of this limit, infinite if no weights were lowered. O(K)."""
-        mean, capped, taken = _moments(ratios, scores, limit)
+    def learn(self, K: int, mean: float, capped: int, taken: float) -> None:
+        """Learn from a batch: its mean of weight x score, how many weights were lowered, and what that took
+        away of the sum. :func:`adambs.moments.batch_moments` tells."""
         decay = _DECAY if self._mean > 0 else 0.0
         self._set_mean(decay * self._mean + (1 - decay) * mean)
-        self._all = min(self._all + mean * len(scores), 1e300)
+        self._all = min(self._all + mean * K, 1e300)
         if capped:
             self.capped += capped
             self._taken = min(self._taken + taken, 1e300)
@@ -96,17 +96,3 @@ def fill_capped_shares(ratios: Floats, scores_at: int, most: float, unit: float,
         share, highest = np.float32(unit / ratios[k]), limit / scores[k]
         highest = one if highest < one else highest
         shares[k] = share if highest > share else highest
-
-
-@kernel
-def _moments(ratios: Floats, scores: Floats, limit: float) -> tuple[float, int, float]:
-    """The mean of s / r; how many weights 1 / r the limit lowers, and what it takes of the sum of s / r."""
-    total, capped, taken = 0.0, 0, 0.0
-    for k in range(len(scores)):
-        a = min(scores[k] / ratios[k], 1e100)
-        total += a
-        left = max(limit, min(scores[k], 1e100))  # a weight of one is left
-        if a > left:
-            capped += 1
-            taken += a - left
-    return total / len(scores), capped, taken

@@ -158,7 +158,7 @@ class Draw:
     def even(self) -> bool:
         """Whether all weights are one."""
         if self._even is None:
-            self._even = _all_one(self._ratios)
+            self._even = bool(self._ratios[0] == 1.0 and _all_one(self._ratios))
         return self._even
 
     @property
@@ -181,13 +181,12 @@ class Draw:
         if not usual:
             _check.losses(losses, K)
             losses = losses.float() if losses.dtype in HALF else losses
-        self._weighted = True
-        if self._cut is not None:
-            self.whole._weighted = True
-        if scores is not None:
-            self.capped = self.whole.capped = True
+        cut, capped = self._cut, scores is not None
+        self._weighted, self.capped = True, self.capped or capped
+        if cut is not None and cut.whole is not None:
+            cut.whole._weighted, cut.whole.capped = True, cut.whole.capped or capped
         if self.even:
-            return losses.mean() if self._cut is None else losses.sum() * self._cut.share
+            return losses.mean() if cut is None else losses.sum() * cut.share
         return torch.dot(losses, self._shares(losses, scores, usual))
 
     def _shares(self, losses: torch.Tensor, scores: Any, usual: bool) -> torch.Tensor:

@@ -144,10 +144,21 @@ class Policy(ABC):
 
 
 class AtOnce(Policy):
-    """Read the scores now. Bad ones raise now."""
+    """Read the scores now. Bad ones raise now.
+
+    Args:
+        elsewhere: brings home the scores that are on a device; if there is none, they are waited for.
+    """
+
+    def __init__(self, elsewhere: Policy | None = None) -> None:
+        self._elsewhere = elsewhere
 
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Everything is known at once."""
+        elsewhere = self._elsewhere
+        if elsewhere is not None and isinstance(scores, torch.Tensor):
+            if not (scores.is_cpu or scores.is_meta):
+                return elsewhere.begin(draw, scores, awaited, skipped)
         found = awaited.find(draw)
         if skipped is not None and bool(skipped.item()):
             return Report(found, skipped=lambda: True)
@@ -177,16 +188,6 @@ class Late(Policy):
             fetch=lambda: (whose(), values()),
             skipped=None if skipped is None else _copied(skipped),
         )
-
-
-class Automatic(Policy):
-    """At once for scores on the CPU, late for scores on a device."""
-
-    def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
-        """As the one that fits."""
-        if isinstance(scores, torch.Tensor) and not (scores.is_cpu or scores.is_meta):
-            return _LATE.begin(draw, scores, awaited, skipped)
-        return _AT_ONCE.begin(draw, scores, awaited, skipped)
 
 
 class Gathered(Policy):
@@ -222,7 +223,7 @@ class Gathered(Policy):
 
 _AT_ONCE, _LATE = AtOnce(), Late()
 
-POLICIES: dict[str, Policy] = {"automatic": Automatic(), "at once": _AT_ONCE, "late": _LATE}
+POLICIES: dict[str, Policy] = {"automatic": AtOnce(_LATE), "at once": _AT_ONCE, "late": _LATE}
 
 
 class Feedback:

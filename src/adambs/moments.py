@@ -13,63 +13,31 @@ from adambs._types import Floats, State
 # Memory of the running means: about the last hundred batches.
 _DECAY = 0.99
 
-# Batches are blended when so many wait, or so many examples in them; or when somebody asks.
-_MOST_WAITING, _MOST_EXAMPLES = 64, 4096
-
-
 class RunningMeans(ABC):
-    """Two running means over batches of scores and of the ratios that they were drawn with.
-
-    Nobody asks for them at every step, and a call of compiled code between two steps costs more than its
-    arithmetic. So batches may wait, and are blended some at a time, in their order.
-    """
+    """Two running means over batches of scores and of the ratios that they were drawn with."""
 
     NAMES: ClassVar[tuple[str, str]]
     """Of the two means in a state."""
+    FIRST_WHOLE: ClassVar[bool] = False
+    """Whether the first batch that tells anything counts whole, and not as if zeros had come before it."""
 
     def __init__(self, first: float = 0.0, second: float = 0.0) -> None:
-        self._means = (first, second)
-        self._waiting: list[tuple[Floats, Floats]] = []
-        self._most = 1  # batches that may wait, for batches of at most so many scores
-        self._largest = 0
+        self.means = (first, second)
 
     @staticmethod
     @abstractmethod
     def of_batch(ratios: Floats, scores: Floats) -> tuple[float, float]:
         """The two means of one batch. O(K)."""
 
-    def decay(self) -> float:
-        """The share of what is known when a batch is blended in."""
-        return _DECAY
-
     def add(self, ratios: Floats, scores: Floats) -> None:
-        """Learn from a batch, now or later. Neither array may change any more."""
-        waiting = self._waiting
-        waiting.append((ratios, scores))
-        if len(waiting) >= self._most or len(scores) > self._largest:
-            self._catch_up()
-            self._largest = max(self._largest, len(scores))
-            self._most = max(1, min(_MOST_WAITING, _MOST_EXAMPLES // max(self._largest, 1)))
-
-    def _catch_up(self) -> None:
-        for ratios, scores in self._waiting:
-            self.mix(*self.of_batch(ratios, scores))
-        self._waiting.clear()
+        """Learn from a batch."""
+        self.mix(*self.of_batch(ratios, scores))
 
     def mix(self, first: float, second: float) -> None:
         """Learn from the two means of a batch."""
-        decay = self.decay()
-        self._means = (
-            decay * self._means[0] + (1.0 - decay) * first,
-            decay * self._means[1] + (1.0 - decay) * second,
-        )
-
-    @property
-    def means(self) -> tuple[float, float]:
-        """Both, up to date."""
-        if self._waiting:
-            self._catch_up()
-        return self._means
+        one, two = self.means
+        decay = 0.0 if self.FIRST_WHOLE and two == 0.0 else _DECAY
+        self.means = decay * one + (1.0 - decay) * first, decay * two + (1.0 - decay) * second
 
     def state_dict(self) -> dict[str, Any]:
         """Two numbers."""
@@ -92,7 +60,8 @@ class SecondMoments(RunningMeans):
     @staticmethod
     def of_batch(ratios: Floats, scores: Floats) -> tuple[float, float]:
         """Of examples drawn from p itself: q = r."""
-        return second_moments(ratios, ratios, scores)
+        uniform, squares, *_ = batch_moments(ratios, scores, math.inf)
+        return uniform, squares
 
     @property
     def uniform(self) -> float:
@@ -115,15 +84,13 @@ class Scatter(RunningMeans):
     """The means of a^2 and of a, with a = s / r of examples that were drawn with r: how good p is."""
 
     NAMES = ("squares", "sum")
+    FIRST_WHOLE = True
 
     @staticmethod
     def of_batch(ratios: Floats, scores: Floats) -> tuple[float, float]:
         """Of examples that were drawn from p, or from a pass, not chosen after a look."""
-        return _scatter(ratios, scores)
-
-    def decay(self) -> float:
-        """The first batch that tells anything counts whole."""
-        return _DECAY if self._means[1] > 0 else 0.0
+        _, squares, mean, *_ = batch_moments(ratios, scores, math.inf)
+        return squares, mean
 
     @property
     def tau(self) -> float:
@@ -154,10 +121,23 @@ def second_moments(
 
 
 @kernel
-def _scatter(ratios: Floats, scores: Floats) -> tuple[float, float]:
-    squares, total = 0.0, 0.0
-    for k in range(scores.shape[0]):
-        a = min(scores[k] / ratios[k], 1e100)
+def batch_moments(ratios: Floats, scores: Floats, limit: float) -> tuple[float, float, float, int, float]:
+    """All that is to be known of a batch that was drawn with ``ratios``, in one pass. With a = s / r:
+
+    the means of s^2 / r (:class:`SecondMoments` under uniform sampling), of a^2 (under p; :class:`Scatter`) and
+    of a; how many weights 1 / r a ``limit`` of a lowers, and what it takes away of the sum of a
+    (:class:`adambs.cap.Cap`).
+    """
+    uniform, squares, total, capped, taken = 0.0, 0.0, 0.0, 0, 0.0
+    for k in range(len(scores)):
+        s = min(scores[k], 1e100)  # squares, and their sums, stay finite
+        a = min(s / ratios[k], 1e100)
+        uniform += s * a
         squares += a * a
         total += a
-    return squares / scores.shape[0], total / scores.shape[0]
+        left = max(limit, s)  # a weight of one is left
+        if a > left:
+            capped += 1
+            taken += a - left
+    K = len(scores)
+    return uniform / K, squares / K, total / K, capped, taken

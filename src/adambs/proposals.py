@@ -188,10 +188,9 @@ class Sources:
 
     def batch(self, K: int) -> Proposal:
         """K examples to train on. Where a pass ends within a batch, the choice is made again."""
-        if not self.pass_is_due():
-            indices, ratios = self.rule.draw(
-                (self.random.stratified if self.stratified else self.random.uniform)(K)
-            )
+        if self.passes.position == 0 and self.gate.decide():
+            random = self.random
+            indices, ratios = self.rule.draw(random.stratified(K) if self.stratified else random.uniform(K))
             return indices, ratios, False
         indices, ratios = self.passes.take(min(K, self.passes.left)), np.ones(K)
         missing = K - len(indices)
@@ -207,7 +206,8 @@ class Sources:
         look may depend on anything that was seen.
         """
         self.gate.head_start = max(0, self.gate.head_start - ahead)
-        drawn = [self._from_rule(B) for _ in range(ahead)]
+        uniform = self.random.stratified if self.stratified else self.random.uniform
+        drawn = [self.rule.draw(uniform(B)) for _ in range(ahead)]
         indices, ratios = (np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
         return Window(indices, ratios, [slice(k * B, (k + 1) * B) for k in range(ahead)])
 
@@ -219,13 +219,3 @@ class Sources:
         """Go back to before some candidates were proposed; a pass has not moved for them."""
         self.random.rewind(position[0])
         self.gate.open, self.gate.head_start = position[1]
-
-    def pass_is_due(self) -> bool:
-        """Whether the next example is one of a pass."""
-        return self.passes.position > 0 or not self.gate.decide()
-
-    def _from_rule(self, count: int) -> tuple[Indices, Floats]:
-        """With replacement, unless the rule draws distinct ones, and their ratios. O(count log n)."""
-        return self.rule.draw(
-            self.random.stratified(count) if self.stratified else self.random.uniform(count)
-        )

@@ -1,6 +1,7 @@
 """BanditSampler keeps the distribution p, draws mini-batches from it and lets it learn."""
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from adambs.fingerprints import fingerprint
 from adambs.gate import Gate
 from adambs.looking import Looking
 from adambs.mistakes import Mistakes
+from adambs.moments import batch_moments
 from adambs.processes import Processes
 from adambs.proposals import Passes, RandomStream, Sources
 from adambs.ready import Ready
@@ -239,12 +241,15 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
             self._learn(*arrived)
 
     def _learn(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
-        self.counters.updates += 1
-        self.counters.trained.add(draw._ratios, scores)
+        counters, K = self.counters, len(scores)
+        counters.updates += 1
+        limit = draw.limit if draw.capped else math.inf
+        uniform, squares, mean, capped, taken = batch_moments(draw._ratios, scores, limit)
+        counters.trained.mix(uniform, squares)
         if draw.capped:
-            self.cap.learn(draw._ratios, scores, draw.limit)
+            self.cap.learn(K, mean, capped, taken)
         if not draw.learned:
-            self.candidates.scatter.add(draw._ratios, scores)
+            self.candidates.scatter.mix(squares, mean)
             self._teach(draw, scores)
         self.mistakes.feedback(draw, scores, witness)
         for observer in self.observers:

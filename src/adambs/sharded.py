@@ -22,6 +22,7 @@ from adambs._types import Floats, Indices
 from adambs.draw import Draw, _Cut
 from adambs.feedback import Report
 from adambs.fingerprints import fingerprint
+from adambs.moments import batch_moments
 from adambs.processes import refuse_empty_parts
 from adambs.rules.calibrated import Calibrated
 from adambs.rules.shard_kernels import FROM_A_PASS, Bytes, ratios_of
@@ -206,8 +207,9 @@ class ShardedSampler(BanditSampler):
         draw._lesson = None
         ratios = lesson.ratios(draw._group_ratios)
         self.counters.updates += 1
-        self.counters.trained.add(ratios, lesson.scores)
-        self.candidates.scatter.add(ratios, lesson.scores)
+        uniform, squares, mean, *_ = batch_moments(ratios, lesson.scores, math.inf)
+        self.counters.trained.mix(uniform, squares)
+        self.candidates.scatter.mix(squares, mean)
         if self.gate.threshold > 0:
             self.gate.learn(ratios, self.rule.group_ratios[lesson.groups], lesson.scores)
         self.rule.learn(lesson, draw._counts, draw._own)

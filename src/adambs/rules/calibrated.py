@@ -13,6 +13,8 @@ from adambs.rules import grouping
 from adambs.rules.base import Rule, first_unit
 from adambs.rules.grouping import GROUPS, LARGEST, Members, Numbers
 
+_NO_RATIOS = np.empty(0)
+
 
 class Calibrated(Rule):
     """p follows what a remembered score has turned out to mean.
@@ -122,11 +124,10 @@ class Calibrated(Rule):
         return ratios
 
     def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
-        """Learn what the groups of the drawn are worth, then put each into the group of its new score."""
-        return self.observe(indices, scores)
+        """Learn what the groups of the drawn are worth, then put each into the group of its new score.
 
-    def observe(self, indices: Indices, scores: Floats) -> int:
-        """The same for scores of any examples. O(K + groups)."""
+        Odds play no part in that. O(K + groups).
+        """
         if not self.unit:
             self.unit = first_unit(scores)
         members = self.members
@@ -146,6 +147,10 @@ class Calibrated(Rule):
             self.uniform,
         )
         return 0
+
+    def observe(self, indices: Indices, scores: Floats) -> int:
+        """The same for scores of any examples."""
+        return self.update(indices, _NO_RATIOS, scores)
 
     def spread(self) -> tuple[float, float]:
         """The means of r^2 and of r log r, from the sizes of the groups and their ratios. O(groups)."""

@@ -78,9 +78,9 @@ class Contextual(Calibrated):
         self.contexts.ratios_into(chosen, self._scale, self._share, ratios)
         return ratios
 
-    def observe(self, indices: Indices, scores: Floats) -> int:
+    def update(self, indices: Indices, ratios: Floats, scores: Floats) -> int:
         """Groups learn as in :class:`Calibrated`, and contexts from those that were unseen. O(K log C)."""
-        super().observe(indices, scores)
+        super().update(indices, ratios, scores)
         self.contexts.learn(indices, scores, self.unit, self.memory, self.prior)
         self._settle()
         return 0
