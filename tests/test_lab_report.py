@@ -50,7 +50,7 @@ def test_figures_say_how_they_differ_and_leave_no_state(tmp_path: Path):
     assert any(text.startswith("Quick scale, not the paper's. Differs: 4 epochs") for text in texts)
     assert dict(matplotlib.rcParams) == before
     paper = analyse(write_run(tmp_path / "paper", slices=5, scale="paper", differs=""))
-    assert figures.scale_note(paper) == ""
+    assert figures.scale_note(paper) == "The paper's scale."
 
 
 def test_no_two_methods_look_alike():

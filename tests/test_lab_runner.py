@@ -415,6 +415,8 @@ def test_overrides_are_said_in_words():
     assert reproduce.make_plan("cnn-fashion", "quick", reproduce.Overrides(lr=0.001)).title() == (
         "CNN on Fashion-MNIST"
     )
+    once = reproduce.make_plan("kdd", "quick", reproduce.Overrides(epochs=1)).title()
+    assert once == "MLP on KDD Cup 1999, a single pass"
     assert plan.differs == (
         "epochs 2 instead of 10; batch size 64 instead of 128; lr 0.01 instead of 0.001; "
         "long tail 10 instead of 1"

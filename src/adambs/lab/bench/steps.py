@@ -97,6 +97,8 @@ def measure(workload: Workload, *, rounds: int, steps: int) -> dict[str, Any]:
         "Adam": (_adam_from_loader if workload.loaders else _adam)(workload),
         "AdamBS, bound": (_adambs_from_loader if workload.loaders else _adambs)(workload),
     }
+    if not workload.loaders:
+        candidates["Adam, weighted losses"] = _adam(workload, weighted=True)
     if workload.exact:
         candidates["AdamBS, exact norms"] = _adambs_from_loader(workload, exact=True)
     times: dict[str, list[float]] = {name: [] for name in candidates}
@@ -141,10 +143,15 @@ def _net(workload: Workload) -> nn.Module:
         return workload.net()
 
 
-def _adam(workload: Workload) -> Step:
-    """Batches by plain indexing, in reshuffled order."""
+def _adam(workload: Workload, *, weighted: bool = False) -> Step:
+    """Batches by plain indexing, in reshuffled order.
+
+    ``weighted``: torch's own price of a weight for each example, with weights that are there already. A
+    bandit cannot have them for less.
+    """
     model, (x, y), K = _net(workload), workload.data(), workload.K
     optimizer = torch.optim.Adam(model.parameters())
+    weights = torch.full((K,), 1 / K)
 
     def batches() -> Iterator[Tensor]:
         while True:
@@ -156,7 +163,11 @@ def _adam(workload: Workload) -> Step:
 
     def step() -> None:
         chosen = next(indices)
-        loss = F.cross_entropy(model(x[chosen]), y[chosen])
+        logits, labels = model(x[chosen]), y[chosen]
+        if weighted:
+            loss = torch.dot(F.cross_entropy(logits, labels, reduction="none"), weights)
+        else:
+            loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -17,10 +17,12 @@ def run_title(analysis: Analysis) -> str:
 
 
 def scale_note(analysis: Analysis) -> str:
-    """What a plot must say of itself: that it is not the paper's size, and how it differs."""
+    """What a plot must say of itself: whether it is the paper's size, and how it differs."""
     config = analysis.run.config
     parts = []
-    if config.get("scale") not in (None, "", "paper"):
+    if config.get("scale") == "paper":
+        parts.append("The paper's scale.")
+    elif config.get("scale"):
         parts.append(f"{str(config['scale']).capitalize()} scale, not the paper's.")
     if config.get("differs"):
         parts.append(f"Differs: {config['differs']}".rstrip(".") + ".")

@@ -72,9 +72,9 @@ class Plan:
         """The experiment's, and what was changed in it."""
         usual = experiments.find(self.experiment.name).at(self.scale)
         changes = [
-            words.format(getattr(self.experiment, field))
+            words.format(value) if (field, value) != ("epochs", 1) else "a single pass"
             for field, words in _CHANGED.items()
-            if getattr(self.experiment, field) != getattr(usual, field)
+            if (value := getattr(self.experiment, field)) != getattr(usual, field)
         ]
         if self.seconds is not None:
             changes.append(f"{self.seconds:g} s for each method")
