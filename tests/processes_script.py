@@ -84,14 +84,16 @@ def trained(
     capped=False,
     spike=1.0,
     steps=STEPS,
+    batch_size=B,
+    every=30,
     **options,
 ):
     """The README's loop: what it ends with, and a digest of p after each step.
 
-    Every 30th loss is ``spike`` times as large.
+    One loss in ``every`` is ``spike`` times as large.
     """
     net = wrap(small_net(dtype=dtype))
-    sampler = adambs.BanditSampler(N, B, seed=3, **options)
+    sampler = adambs.BanditSampler(N, batch_size, seed=3, **options)
     optimizer = adambs.AdamBS(net.parameters(), sampler, lr=3e-3, clip=clip)
     options = dict(loader_options or {})
     if options.pop("looking", False):
@@ -115,7 +117,7 @@ def trained(
             )
             optimizer.zero_grad()
             loss = draw.mean(losses, scores) if capped else draw.mean(losses)
-            (loss * spike if len(digests) % 30 == 29 else loss).backward()
+            (loss * spike if len(digests) % every == every - 1 else loss).backward()
             number = draw.number if loader.carry else draw
             optimizer.step(number, scores)
             digests.append(digest(sampler))
@@ -134,6 +136,13 @@ def calibrated_without_a_gate():
 @case
 def context_cap_and_clip():
     return trained(context=np.arange(N) % 5, gate=0.0, cap=1.0, capped=True, clip=1.2, spike=20.0)
+
+
+@case
+def clip_where_a_pass_ends():
+    """The first pass ends in the middle of a batch: what is left of it is all that some ranks have of that
+    batch, with weights of one, and the others have draws from p. The clip acts there on all."""
+    return trained(gate=0.5, clip=1.2, batch_size=16, spike=20.0, every=8, steps=30)
 
 
 @case

@@ -44,12 +44,15 @@ def digest(sampler):
     return hashlib.sha256(rule.group_ratios.tobytes() + rule.sizes.tobytes()).hexdigest()
 
 
-def trained(*, own_data=False, workers=0, **options):
-    """The README's loop: parameters, p and draws of all ranks; a digest of p at each draw and at the end."""
+def trained(*, own_data=False, workers=0, batch_size=B, clip=None, spike=1.0, **options):
+    """The README's loop: parameters, p and draws of all ranks; a digest of p at each draw and at the end.
+
+    Every 7th loss is ``spike`` times as large.
+    """
     net = small_net(dtype=torch.float64)
     model = DistributedDataParallel(net) if dist.is_initialized() else net
-    sampler = adambs.ShardedSampler(LENGTHS, B, seed=3, **options)
-    optimizer = adambs.AdamBS(model.parameters(), sampler, lr=3e-3)
+    sampler = adambs.ShardedSampler(LENGTHS, batch_size, seed=3, **options)
+    optimizer = adambs.AdamBS(model.parameters(), sampler, lr=3e-3, clip=clip)
     x, y = small_data(N)
     data = TensorDataset(x.double(), y, torch.arange(N))
     if own_data:
@@ -62,7 +65,8 @@ def trained(*, own_data=False, workers=0, **options):
             assert torch.equal(numbers, draw.indices)
             logits = model(inputs)
             optimizer.zero_grad()
-            draw.mean(F.cross_entropy(logits, labels, reduction="none")).backward()
+            loss = draw.mean(F.cross_entropy(logits, labels, reduction="none"))
+            (spike * loss if len(drawn) % 7 == 6 else loss).backward()
             optimizer.step(draw, adambs.scores.cross_entropy(logits, labels))
             drawn.append(draw.own.tolist())
             if len(drawn) == STEPS:
@@ -74,6 +78,7 @@ def trained(*, own_data=False, workers=0, **options):
         "drawn": [list(itertools.chain(*parts)) for parts in zip(*of_all(drawn), strict=True)],
         "reshuffled": sampler.diagnostics().reshuffled,
         "updates": sampler.diagnostics().updates,
+        "clipped": optimizer.clip.clipped,
         "digests": [*digests, digest(sampler)],
     }
 
@@ -87,7 +92,17 @@ def sharded_and_stratified():
     return trained(gate=0.0, stratified=True, own_data=True, workers=1)
 
 
-CASES = {"sharded": sharded, "sharded_and_stratified": sharded_and_stratified}
+def sharded_and_clipped():
+    """Of a batch of four a process often has nothing, and then an example of weight zero. That the batch is
+    from a pass, all know, and none clips."""
+    return trained(gate=1e6, batch_size=4, clip=1.2, spike=10.0)
+
+
+CASES = {
+    "sharded": sharded,
+    "sharded_and_stratified": sharded_and_stratified,
+    "sharded_and_clipped": sharded_and_clipped,
+}
 
 
 # ----------------------------------------------------------------------------------------------

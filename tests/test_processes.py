@@ -81,6 +81,10 @@ def test_the_cases_are_what_they_are_called(one):
         assert len(one[1][name]["digests"]) == len(set(one[1][name]["digests"])) == 301
     assert one[1]["context_cap_and_clip"]["capped"] > 0
     assert one[1]["context_cap_and_clip"]["clipped"] > 0
+    assert one[1]["clip_where_a_pass_ends"]["reshuffled"] == 8
+    assert one[1]["clip_where_a_pass_ends"]["clipped"] > 0
+    assert one[1]["sharded_and_clipped"]["reshuffled"] == 300
+    assert one[1]["sharded_and_clipped"]["clipped"] == 0
     p = one[1]["calibrated_without_a_gate"]["p"]
     assert p.max() > 1.3 * p.min()
 

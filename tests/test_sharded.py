@@ -163,6 +163,33 @@ def test_a_state_has_the_draws_on_their_way(tmp_path):
     assert list(batches(other)) == list(running)
 
 
+def test_a_batch_is_plain_if_all_of_it_is_from_a_pass_or_p_is_uniform():
+    """As of a sampler without shards, in a pass, where it ends, and after it; also in a state."""
+    one = adambs.BanditSampler(N, B, seed=4, gate=1.01)
+    sharded = adambs.ShardedSampler([70, 130], B, seed=4, gate=1.01)
+    found = []
+    for step in range(60):
+        draws = one.draw(), sharded.draw()
+        assert draws[0].plain == draws[1].plain
+        found.append(draws[0].plain)
+        assert sharded.restored(draws[1].to_list(), parts_of(draws[1])).plain == found[-1]
+        for sampler, draw in zip((one, sharded), draws, strict=True):
+            draw.mean(torch.ones(len(draw)))
+            sampler.update(draw, NORMS[draw.indices] * (1 + 0.3 * np.sin(step)))
+    assert True in found
+    assert False in found
+    assert adambs.ShardedSampler([70, 130], B, gate=0.0).draw().plain
+
+
+def parts_of(draw):
+    """The examples and groups of each shard, as a state has them."""
+    ends = np.cumsum(draw.counts)
+    return [
+        [draw.own[end - count : end].tolist(), draw._drawn[end - count : end].tolist()]
+        for count, end in zip(draw.counts, ends, strict=True)
+    ]
+
+
 def test_copies_and_pickles_go_on():
     sampler = make()
     taught(sampler, 40)

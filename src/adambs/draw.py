@@ -156,10 +156,19 @@ class Draw:
 
     @property
     def even(self) -> bool:
-        """Whether all weights are one."""
+        """Whether all weights are one, of this part."""
         if self._even is None:
             self._even = bool(self._ratios[0] == 1.0 and _all_one(self._ratios))
         return self._even
+
+    @property
+    def plain(self) -> bool:
+        """Whether all weights of the batch are one, in all processes: it is a plain optimizer's batch.
+
+        What all processes must do alike, such as to clip a gradient that they share, depends on this and not
+        on :attr:`even`: the parts of a batch in which a pass ends differ in that.
+        """
+        return self.whole.even
 
     @property
     def weighted(self) -> bool:

@@ -155,10 +155,9 @@ class AtOnce(Policy):
 
     def begin(self, draw: Any, scores: Any, awaited: Awaited, skipped: torch.Tensor | None) -> Report:
         """Everything is known at once."""
-        elsewhere = self._elsewhere
-        if elsewhere is not None and isinstance(scores, torch.Tensor):
-            if not (scores.is_cpu or scores.is_meta):
-                return elsewhere.begin(draw, scores, awaited, skipped)
+        elsewhere = self._elsewhere if isinstance(scores, torch.Tensor) else None
+        if elsewhere is not None and not (scores.is_cpu or scores.is_meta):
+            return elsewhere.begin(draw, scores, awaited, skipped)
         found = awaited.find(draw)
         if skipped is not None and bool(skipped.item()):
             return Report(found, skipped=lambda: True)

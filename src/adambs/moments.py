@@ -13,6 +13,7 @@ from adambs._types import Floats, State
 # Memory of the running means: about the last hundred batches.
 _DECAY = 0.99
 
+
 class RunningMeans(ABC):
     """Two running means over batches of scores and of the ratios that they were drawn with."""
 
@@ -122,11 +123,11 @@ def second_moments(
 
 @kernel
 def batch_moments(ratios: Floats, scores: Floats, limit: float) -> tuple[float, float, float, int, float]:
-    """All that is to be known of a batch that was drawn with ``ratios``, in one pass. With a = s / r:
+    """All that is kept of a batch that was drawn with ``ratios``, in one pass. O(K).
 
-    the means of s^2 / r (:class:`SecondMoments` under uniform sampling), of a^2 (under p; :class:`Scatter`) and
-    of a; how many weights 1 / r a ``limit`` of a lowers, and what it takes away of the sum of a
-    (:class:`adambs.cap.Cap`).
+    With a = s / r, weight x score: the means of s^2 / r and of a^2, which are the second moments under
+    uniform sampling and under p; the mean of a; how many weights a ``limit`` of a lowers
+    (:class:`adambs.cap.Cap`), and what that takes away of the sum of a.
     """
     uniform, squares, total, capped, taken = 0.0, 0.0, 0.0, 0, 0.0
     for k in range(len(scores)):

@@ -95,7 +95,7 @@ class BanditOptimizer(torch.optim.Optimizer):
                 "sampler.update(draw, scores)"
             )
         # A batch with weights of one is a plain optimizer's batch, and makes a plain optimizer's step.
-        shorten = not (isinstance(draw, Draw) and draw.even)
+        shorten = not (isinstance(draw, Draw) and draw.plain)
         if closure is None:
             report = self._check(draw, scores)
             if self.clip is not None:

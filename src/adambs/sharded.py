@@ -143,24 +143,31 @@ class ShardedSampler(BanditSampler):
         """A batch, from a pass if one is under way or p does not pay; as :class:`Sources` does it."""
         pieces: list[Piece] = []
         missing, reshuffled = self.batch_size, False
+        plain, uniform = True, self.counters.updates == 0  # as long as nothing was learned
         while missing:
             if self.passes.under_way or not self.gate.decide():
                 reshuffled |= not pieces
                 count = min(missing, self.passes.left)
                 pieces.append(self.rule.located(self.passes.take(count)))
             else:
-                count = missing
+                count, plain = missing, uniform
                 pieces.append(self.rule.draw_piece(self.random, count, stratified=self.stratified))
             missing -= count
         self.counters.reshuffled += reshuffled
         number = self.awaited.following
-        draw = self._made(number, *self.rule.joined(pieces), self.rule.group_ratios)
+        draw = self._made(number, plain, *self.rule.joined(pieces), self.rule.group_ratios)
         self.awaited.add(draw)
         self.counters.draws += 1
         return draw
 
     def _made(
-        self, number: int, indices: Indices, drawn: Bytes, counts: Indices, group_ratios: Floats
+        self,
+        number: int,
+        plain: bool,
+        indices: Indices,
+        drawn: Bytes,
+        counts: Indices,
+        group_ratios: Floats,
     ) -> ShardedDraw:
         """The draw of these, or of one example of weight zero if there is none."""
         p_ratios = ratios = ratios_of(drawn, group_ratios)
@@ -168,7 +175,7 @@ class ShardedSampler(BanditSampler):
             indices, ratios, p_ratios = np.array([self.start]), np.array([np.inf]), np.ones(1)
         draw = ShardedDraw(number, indices, ratios, self.n, p_ratios=p_ratios)
         draw._counts, draw._drawn, draw._group_ratios, draw._lesson = counts, drawn, group_ratios, None
-        draw._sizes = self.sizes(counts)
+        draw._sizes, draw._plain = self.sizes(counts), plain
         if self.processes.size > 1:
             before = sum(draw._sizes[: self.processes.rank])
             draw._cut = _Cut(before, self.processes.size / self.batch_size, 1.0, None)
@@ -176,7 +183,7 @@ class ShardedSampler(BanditSampler):
 
     def restored(self, values: Any, parts: list[Any]) -> ShardedDraw:
         """A draw of a state, from what all know of it and from the examples of our shards; or an error."""
-        state = dict(zip(("number", "counts", "group_ratios"), values, strict=True))
+        state = dict(zip(("number", "plain", "counts", "group_ratios"), values, strict=True))
         counts = np.array(_check.numbers(state, "counts", length=len(self.rule.lengths)), np.int64)
         ratios = np.array(_check.numbers(state, "group_ratios", length=len(self.rule.means)))
         indices = np.array([j for part in parts for j in part[0]], np.int64)
@@ -192,7 +199,8 @@ class ShardedSampler(BanditSampler):
             raise ValueError(
                 "a draw of the state has examples that are not in their shard, or groups that do not exist"
             )
-        return self._made(_check.count(state, "number"), indices, drawn, counts, ratios)
+        number, plain = _check.count(state, "number"), _check.flag(state, "plain")
+        return self._made(number, plain, indices, drawn, counts, ratios)
 
     def check(self, draw: Any, scores: Any, skipped: torch.Tensor | None = None) -> Report:
         """As for :class:`BanditSampler`; what is on its way is learned first, because it moves examples."""

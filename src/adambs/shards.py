@@ -30,7 +30,7 @@ class ShardedDraw(Draw):
     the step. That example's score teaches nothing.
     """
 
-    __slots__ = ("_counts", "_drawn", "_group_ratios", "_lesson", "_sizes")
+    __slots__ = ("_counts", "_drawn", "_group_ratios", "_lesson", "_plain", "_sizes")
 
     _counts: Indices
     """How many the batch has of each shard, of all processes."""
@@ -42,6 +42,13 @@ class ShardedDraw(Draw):
     """How many the batch has of each process."""
     _lesson: Lesson | None
     """The scores of all processes, when they have arrived."""
+    _plain: bool
+    """Whether all of the batch, of all processes, is from a pass, or from p before anything was learned."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether all weights of the batch are one, in all processes."""
+        return self._plain
 
     @property
     def _own(self) -> Indices:
@@ -68,7 +75,7 @@ class ShardedDraw(Draw):
 
     def to_list(self) -> list[Any]:
         """What all processes know of it, as plain numbers."""
-        return [self.number, self._counts.tolist(), self._group_ratios.tolist()]
+        return [self.number, self._plain, self._counts.tolist(), self._group_ratios.tolist()]
 
 
 class GatheredInShards(Policy):

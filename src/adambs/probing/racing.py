@@ -93,7 +93,7 @@ class Pair:
         optimizer.zero_grad()
         mean.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
-            self.clip.apply(optimizer, shorten=not draw.even)
+            self.clip.apply(optimizer, shorten=not draw.plain)
         optimizer.step()
         self.sampler.update(draw, scores)
 
