@@ -84,7 +84,7 @@ def test_a_method_that_did_not_run_again_is_looked_up_in_the_runs_of_other_metho
     rows = [line.split(" | ") for line in found.tables()[0].splitlines()[2:]]
     for k, (row, method) in enumerate(zip(rows, ("adambs", "adam-impt", "sgd"), strict=True)):
         speedup = found.analyses[k].speedups[method]["seconds"]  # each from the first run that has it
-        assert row[1] == times_and_interval(speedup.overall, speedup.bounded())
+        assert row[1] == times_and_interval(speedup.overall, speedup.bounded()) + (" °" if k else "")
     assert len({row[1] for row in rows}) == 3
     assert len(found.tables()) == 2  # the runs of other methods have no columns of their own
 

@@ -169,6 +169,8 @@ def recorded_speedups(results: Path) -> dict[tuple[Key, str], Recorded]:
             continue
         run = records.read(file.parent)
         c, speedups = run.config, analysis.analyse(run).speedups
+        if c["scale"] != "quick":  # other nets than the probes'
+            continue
         key = (str(c["experiment"]), int(c["n"]), float(c["lr"]), int(c["batch_size"]), float(c["epochs"]))
         for method in METHODS:
             if method in speedups:

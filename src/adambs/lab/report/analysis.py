@@ -151,9 +151,11 @@ def _behind(baseline: Series, own: Series, metric: str) -> float:
 
 
 def _behind_at_lowest(baseline: Series, own: Series, metric: str) -> float:
-    """The same of the lowest errors that either had shown by then."""
-    in_time = own["seconds"] <= baseline["seconds"][-1]
-    return lowest(own[metric][in_time]) - lowest(baseline[metric])
+    """The same of the lowest errors that either had shown by then, and at that time itself."""
+    end = baseline["seconds"][-1]
+    then = np.interp(end, own["seconds"], own[metric])
+    shown = np.append(own[metric][own["seconds"] <= end], then)
+    return lowest(shown) - lowest(baseline[metric])
 
 
 def steadiness(series: Series) -> float:

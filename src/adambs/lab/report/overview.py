@@ -23,6 +23,9 @@ OTHERS = "methods-"
 OLDER = "-0.1"
 """How it ends if a newer run has some of these methods, too."""
 
+ELSEWHERE = " °"
+"""Marks what is from another run than the others of its column, such as one of an older version."""
+
 FRONT = ("cnn-fashion", "rcnn-imdb", "cnn-cifar10")
 """The runs of the README's picture, in the order of its table."""
 
@@ -81,13 +84,18 @@ class SideBySide:
     def _table(self, runs: list[int], *, with_mean: bool) -> str:
         rows = [["method", *(self.titles[k] for k in runs)]]
         for method in self.methods:
-            found = [self._in(self.analyses[k].run.path.name, method) for k in runs]
-            if any(found):
-                cells = ["" if each is None else _cell(each) for each in found]
+            own = self.found(method)
+            found = [(self._in(self.analyses[k].run.path.name, method), own[k]) for k in runs]
+            if any(each for each, _ in found):
+                cells = [
+                    "" if each is None else _cell(each) + (ELSEWHERE if each is not here else "")
+                    for each, here in found
+                ]
                 rows.append([self.name(method), *cells])
                 if with_mean:
                     mean = self.mean(method)
-                    rows[-1].append("" if mean is None else f"**{times_and_interval(*mean)}**")
+                    mark = ELSEWHERE if any(cell.endswith(ELSEWHERE) for cell in cells) else ""
+                    rows[-1].append("" if mean is None else f"**{times_and_interval(*mean)}**{mark}")
         if with_mean:
             rows[0].append("mean of the three")
         return markdown(rows)

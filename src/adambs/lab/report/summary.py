@@ -8,7 +8,14 @@ from adambs.lab.experiments import EXPERIMENTS
 from adambs.lab.experiments.sweep import DEFAULT, is_sweep, sweep_section
 from adambs.lab.report.analysis import Analysis, analyse
 from adambs.lab.report.figures import curves_figure, save_png
-from adambs.lab.report.overview import OTHERS, SideBySide, against_baseline, front_figure, sweep_figure
+from adambs.lab.report.overview import (
+    ELSEWHERE,
+    OTHERS,
+    SideBySide,
+    against_baseline,
+    front_figure,
+    sweep_figure,
+)
 from adambs.lab.report.phrases import compared, headline, run_title, warnings_of
 from adambs.lab.report.tables import balanced_rows, main_rows, markdown, more_rows
 from adambs.lab.report.tuned import is_tuned, tuned_section
@@ -146,7 +153,9 @@ def _side_by_side(analyses: list[Analysis], titles: dict[str, str], figures: Pat
     return (
         "### Side by side\n\nSpeedup over Adam by the clock, with its 95 % interval over seeds. The last "
         "column of the first table is the geometric mean over Fashion-MNIST, CIFAR-10 and IMDB, on which the "
-        f"library's default was chosen.\n\n{tables}\n{picture}"
+        f"library's default was chosen. What is marked with {ELSEWHERE.strip()} is from another run of the "
+        "experiment, beside its own Adam, and most of that is of version 0.1: compare it with care.\n\n"
+        f"{tables}\n{picture}"
     )
 
 
