@@ -129,19 +129,75 @@ def test_the_limit_is_a_multiple_of_the_running_mean_and_what_is_taken_is_counte
         assert draw.limit == pytest.approx(limit, rel=1e-12)
         scores = rng.gamma(0.3, 1.0, K) ** 2
         weights = draw.weights.numpy()
-        if step % 3:  # every third time nobody gives the scores to the mean: nothing to cap, or to learn
+        products = weights * scores
+        mean = 0.99 * mean + 0.01 * products.mean() if mean else products.mean()
+        if step % 2:  # feedback may come before the mean is taken, and after it
+            sampler.update(draw, scores)
+        if step % 3:  # every third time nobody gives the scores to the mean: nothing is capped
             draw.mean(torch.ones(K), torch.from_numpy(scores))
             lowered = np.array(capped_by_hand(weights, scores, limit))
             count += int((lowered < weights).sum())
-            products = weights * scores
             taken += float((products - lowered * scores).sum())
             total += products.sum()
-            mean = 0.99 * mean + 0.01 * products.mean() if mean else products.mean()
-        sampler.update(draw, scores)
+        if not step % 2:
+            sampler.update(draw, scores)
     found = sampler.diagnostics()
     assert found.capped_weights == count > 10
     assert found.capped_share == pytest.approx(taken / total, rel=1e-9)
     assert 0 < found.capped_share < 1
+
+
+def shares(draw, scores):
+    """What the mean multiplies each loss by."""
+    losses = torch.ones(len(draw.indices), dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(draw.mean(losses, scores), losses)
+    return found
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("way", ["the draw", "a copy", "carried"])
+@pytest.mark.parametrize("first", ["update", "mean"])
+@pytest.mark.parametrize("feedback", ["at once", "late"])
+def test_the_cap_holds_in_any_order_and_counts_what_it_lowers(correction, way, first, feedback):
+    """Also with weights to a power below one, which are what is lowered and counted."""
+    n, K = 60, 6
+    sampler = adambs.BanditSampler(
+        n, K, rule=adambs.Calibrated(uniform=0.05), cap=1.5, seed=3, correction=correction, feedback=feedback
+    )
+    rng, lowered = np.random.default_rng(0), 0
+    for _ in range(60):
+        draw = sampler.draw()
+        used = {"the draw": draw, "a copy": pickle.loads(pickle.dumps(draw)), "carried": draw.carried()}[way]
+        scores = torch.from_numpy(rng.gamma(0.3, 1.0, K))
+        weights = shares(used, None)
+        whose = used.number if way == "carried" else used
+        if first == "update":
+            sampler.update(whose, scores)
+        given = shares(used, scores)
+        if first == "mean":
+            sampler.update(whose, scores)
+        lowered += int((given < weights * (1 - 1e-6)).sum())
+    assert sampler.draw().limit < math.inf
+    counted = sampler.diagnostics().capped_weights
+    assert lowered > 10 if correction else lowered == 0  # with no correction all weights are one
+    assert counted == (0 if way == "a copy" and first == "update" else lowered)
+
+
+def test_scores_of_zero_for_long_leave_a_loss_as_it_is():
+    sampler = adambs.BanditSampler(64, 8, rule=adambs.Calibrated())
+    losses = torch.ones(8)
+    for step in range(12_000):
+        draw = sampler.draw()
+        scores = torch.rand(8) if step < 200 else torch.zeros(8)
+        if step % 100 == 0:
+            for given in (scores, scores.double()):
+                assert math.isfinite(draw.mean(losses, given))
+        sampler.update(draw, scores)
+    for huge in (1e300, 1e-310):
+        draw = sampler.draw()
+        assert math.isfinite(draw.mean(losses, np.full(8, huge)))
+        sampler.update(draw, np.full(8, huge))
+        assert math.isfinite(sampler.draw().mean(losses, np.full(8, huge)))
 
 
 def test_a_surprise_comes_with_a_weight_that_does_not_throw_the_model():
@@ -216,7 +272,7 @@ def test_extreme_scores_leave_the_counts_finite():
     for scores in ([1e308, 0.0], [0.0, 0.0], [5e-324, 1e-300], [1e308, 1e308]):
         for _ in range(300):
             _, _, *told = batch_moments(np.array([1e-9, 1.0]), np.array(scores), cap.limit)
-            cap.learn(2, *told)
+            cap.learn(lambda: True, 2, *told)
     assert math.isfinite(cap.taken)
     assert cap.with_state(cap.state_dict()).state_dict() == cap.state_dict()
 
@@ -286,4 +342,6 @@ def test_a_carried_draw_whose_mean_had_no_scores_counts_nothing():
     carried = draw.carried()
     carried.mean(torch.rand(20))
     sampler.update(carried.number, scores)
-    assert same(sampler.state_dict()["cap"], before)
+    after = sampler.state_dict()["cap"]
+    assert after.pop("mean") > before.pop("mean")
+    assert same(after, before)

@@ -335,15 +335,16 @@ def test_it_works_where_torch_has_no_distributed(monkeypatch):
 def test_a_digest_depends_on_every_bit():
     rng = np.random.default_rng(0)
     indices, ratios = rng.integers(0, 10**6, 9), rng.random(9)
-    digests = {digested(7, indices, ratios, 1.0), digested(8, indices, ratios, 1.0)}
-    digests |= {digested(7, indices, ratios, correction) for correction in (0.0, 0.5, np.nextafter(1, 0))}
+    digests = {digested(7, indices, ratios, 1.0, 5.0), digested(8, indices, ratios, 1.0, 5.0)}
+    digests |= {digested(7, indices, ratios, value, 5.0) for value in (0.0, 0.5, np.nextafter(1, 0))}
+    digests |= {digested(7, indices, ratios, 1.0, value) for value in (0.0, np.inf, np.nextafter(5, 0))}
     for array in (indices.view(np.uint64), ratios.view(np.uint64)):
         for k, bit in itertools.product(range(9), range(64)):
             array[k] ^= np.uint64(1) << np.uint64(bit)
-            digests.add(digested(7, indices, ratios, 1.0))
+            digests.add(digested(7, indices, ratios, 1.0, 5.0))
             array[k] ^= np.uint64(1) << np.uint64(bit)
-    digests |= {digested(7, indices[::-1].copy(), ratios, 1.0), digested(7, indices[:-1], ratios, 1.0)}
-    assert len(digests) == 5 + 2 * 9 * 64 + 2
+    digests |= {digested(7, other, ratios, 1.0, 5.0) for other in (indices[::-1].copy(), indices[:-1])}
+    assert len(digests) == 8 + 2 * 9 * 64 + 2
     assert all(float(digest) == digest >= 0 for digest in digests)  # messages are of float64
 
 

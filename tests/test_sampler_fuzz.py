@@ -312,10 +312,13 @@ class Moments:
     def __init__(self):
         self.uniform = self.ours = 0.0
 
-    def blend(self, drawn, ratios, scores):
-        squares = np.minimum(scores, 1e100) ** 2
-        self.uniform = 0.99 * self.uniform + 0.01 * np.minimum(squares / drawn, 1e250).mean()
-        self.ours = 0.99 * self.ours + 0.01 * np.minimum(squares / (drawn * ratios), 1e250).mean()
+    def blend(self, drawn, ratios, scores, limit=math.inf):
+        """Weight x score is at most ``limit``, unless the weight is one or less."""
+        scores = np.minimum(scores, 1e100)
+        product = np.minimum(scores / ratios, np.maximum(limit, scores / np.maximum(ratios, 1.0)))
+        ours = np.minimum(product**2 * ratios / drawn, 1e250)
+        self.uniform = 0.99 * self.uniform + 0.01 * np.minimum(scores**2 / drawn, 1e250).mean()
+        self.ours = 0.99 * self.ours + 0.01 * ours.mean()
 
 
 class Awaited:
@@ -342,6 +345,7 @@ class Oracle:
         self.left = set(range(n))  # of the present pass
         self.passes, self.growing = 0, False  # those that are over; whether they grow
         self.gate, self.trained = Moments(), Moments()
+        self.mean = 0.0  # of weight x score
         self.open = threshold == 0
         self.count = dict.fromkeys(("draws", "updates", "scores", "clipped", "looks", "reshuffled"), 0)
         self.squares = self.sum = 0.0
@@ -458,9 +462,14 @@ class Oracle:
         self.squares = keep * self.squares + (1 - keep) * (a**2).mean()
         self.sum = keep * self.sum + (1 - keep) * a.mean()
 
+    @property
+    def limit(self):
+        """Of weight x score, by the default cap."""
+        return 10 * self.mean if self.mean >= 1e-30 else math.inf
+
     def _teach(self, indices, ratios, scores):
         if self.threshold > 0:
-            self.gate.blend(ratios, self.rule.ratios()[indices], scores)
+            self.gate.blend(ratios, self.rule.ratios()[indices], scores, self.limit)
         self.count["clipped"] += self.rule.update(indices, ratios, scores)
         self.count["scores"] += len(indices)
 
@@ -468,6 +477,8 @@ class Oracle:
         """The draw of ``entry`` has had its feedback, and it was good."""
         self.count["updates"] += 1
         self.trained.blend(entry.ratios, entry.ratios, scores)
+        product = np.minimum(np.minimum(scores, 1e100) * entry.draw.weights.numpy(), 1e100).mean()
+        self.mean = 0.99 * self.mean + 0.01 * product if self.mean > 0 else product
         if not entry.learned:
             self._scatter(entry.ratios, scores)
             self._teach(entry.indices, entry.ratios, scores)

@@ -1,6 +1,8 @@
 """A cap on weights: an example that was thought easy and is hard must not throw the model."""
 
 import math
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,18 @@ from adambs import _check
 from adambs._jit import carray, kernel, pointer
 from adambs._types import Floats, State
 
+Applied = Callable[[], bool]
+"""Whether the cap was applied to a draw."""
+
 # Memory of the running mean: about the last hundred draws.
 _DECAY = 0.99
+
+
+# What nobody knows anything of has no limit; nor has what is so small that float32 would take it for zero.
+_LEAST = 1e-30
+
+# A mean may be taken some time after the feedback; so many draws later it should have been.
+_PATIENCE = 16
 
 
 class Cap:
@@ -24,6 +36,9 @@ class Cap:
     :attr:`capped` and :attr:`taken` say how many weights were lowered, and how much of the sum of all
     weight x score was taken away.
 
+    The mean runs over all draws, whoever uses the cap and whenever: so it is the same in all processes. What
+    was lowered is counted when it is known that a draw's mean was given scores.
+
     Args:
         factor: infinity is no cap.
     """
@@ -31,41 +46,65 @@ class Cap:
     def __init__(self, factor: float) -> None:
         self.factor = math.inf if factor == math.inf else _check.at_least("cap", factor, 1.0)
         self._taken = self._all = 0.0
-        self.capped = 0
-        """How many weights were lowered."""
+        self._capped = 0
         self._set_mean(0.0)
+        self._uncounted: deque[tuple[Applied, float, int, float]] = deque()
 
     def _set_mean(self, mean: float) -> None:
         self._mean = mean
-        self.limit = self.factor * mean if mean > 0 else math.inf
+        self.limit = self.factor * mean if mean >= _LEAST else math.inf
         """What weight x score may be in the next draw; infinite before anything is known."""
 
     @property
+    def capped(self) -> int:
+        """How many weights were lowered."""
+        self._count()
+        return self._capped
+
+    @property
     def taken(self) -> float:
-        """What was taken away, as a share of the sum of all weight x score."""
+        """What was taken away, as a share of the sum of weight x score over all draws with a cap."""
+        self._count()
         return self._taken / self._all if self._all > 0 else 0.0
 
-    def learn(self, K: int, mean: float, capped: int, taken: float) -> None:
-        """Learn from a batch: its mean of weight x score, how many weights were lowered, and what that took
-        away of the sum. :func:`adambs.moments.batch_moments` tells."""
+    def learn(self, applied: Applied, K: int, mean: float, capped: int, taken: float) -> None:
+        """Learn from a batch: its mean of weight x score; how many weights its limit lowers, and what it
+        takes away of the sum, if it was or will be ``applied``. See :func:`adambs.moments.batch_moments`."""
         decay = _DECAY if self._mean > 0 else 0.0
         self._set_mean(decay * self._mean + (1 - decay) * mean)
-        self._all = min(self._all + mean * K, 1e300)
-        if capped:
-            self.capped += capped
+        self._uncounted.append((applied, mean * K, capped, taken))
+        self._count()
+
+    def _count(self) -> None:
+        """Count the draws whose cap was applied by now."""
+        waiting = self._uncounted
+        for _ in range(len(waiting)):
+            applied, total, capped, taken = entry = waiting.popleft()
+            if not applied():
+                waiting.append(entry)
+                continue
+            self._all = min(self._all + total, 1e300)
+            self._capped += capped
             self._taken = min(self._taken + taken, 1e300)
+        while len(waiting) > _PATIENCE:
+            waiting.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
-        return {"mean": self._mean, "capped": self.capped, "taken": self._taken, "all": self._all}
+        self._count()
+        return {"mean": self._mean, "capped": self._capped, "taken": self._taken, "all": self._all}
 
     def with_state(self, state: State) -> "Cap":
         """One like this, in a state from :meth:`state_dict`; or an error."""
         new = Cap(self.factor)
         new._set_mean(_check.number(state, "mean"))
-        new.capped = _check.count(state, "capped")
+        new._capped = _check.count(state, "capped")
         new._taken, new._all = _check.number(state, "taken"), _check.number(state, "all")
         return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is not counted yet: a copy of a draw does not know what is done with the original."""
+        return {**self.__dict__, "_uncounted": deque()}
 
 
 def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> torch.Tensor:
@@ -73,6 +112,7 @@ def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> to
     below one. ``limit`` and ``one`` are numbers or tensors of the shares' shape. Nothing waits for a device.
     """
     s = torch.as_tensor(scores).detach().to(shares)
+    s = s.clamp(max=torch.finfo(s.dtype).max)  # or an infinite limit over an infinite score would be NaN
     if s.shape != shares.shape:
         raise ValueError(
             f"scores must have shape {tuple(shares.shape)}, one number an example, not {tuple(s.shape)}"

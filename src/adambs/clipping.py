@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,11 @@ class GradientClip:
         on_device = isinstance(norm, torch.Tensor)
         shrink = (self._shrink_on_device if on_device else self._shrink_known)(norm, shorten)
         if shrink is not None:
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], shrink)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for kind in _by_kind((p.grad, None, None) for p in parameters if p.grad is not None):
+                gradients = [gradient for gradient, _, _ in kind]
+                here = shrink.to(gradients[0].device) if isinstance(shrink, torch.Tensor) else shrink
+                torch._foreach_mul_(gradients, here)
 
     def around(self, step: Callable[..., Any], *, shorten: bool = True) -> Callable[..., Any]:
         """An optimizer's step, on clipped gradients; a closure's are clipped when it has made them."""
@@ -153,9 +156,7 @@ class GradientClip:
 
 def _norm_by_torch(optimizer: torch.optim.Optimizer) -> Any:
     """The norm of all g / (sqrt(v) + eps) if each has its v, else of all g; None if it cannot be told yet."""
-    gradients: list[torch.Tensor] = []
-    squares: list[torch.Tensor] = []
-    eps: list[float] = []
+    rows: list[tuple[torch.Tensor, torch.Tensor | None, float]] = []
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is None:
@@ -163,19 +164,36 @@ def _norm_by_torch(optimizer: torch.optim.Optimizer) -> Any:
             state = optimizer.state.get(p)
             if not state and "betas" in group:
                 return None  # one of Adam's family before its first step: there is no v to measure with
-            v = _second_moment(state)
-            if v is not None:
-                squares.append(v)
-                eps.append(group["eps"])
-            gradients.append(p.grad)
-    if not gradients:
+            rows.append((p.grad, _second_moment(state), group.get("eps", 0.0)))
+    if not rows:
         return None
-    if len(squares) == len(gradients):
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, eps)
-        gradients = list(torch._foreach_div(gradients, roots))
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    by_v = all(v is not None and not g.is_sparse for g, v, _ in rows)
+    norms = []
+    for kind in _by_kind(rows):
+        gradients, squares, eps = (list(column) for column in zip(*kind, strict=True))
+        if by_v:
+            roots = torch._foreach_sqrt(squares)
+            torch._foreach_add_(roots, eps)
+            gradients = list(torch._foreach_div(gradients, roots))
+        norm: Any = torch.nn.utils.get_total_norm(
+            [g.coalesce().values() if g.is_sparse else g for g in gradients]
+        )
+        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0]) for norm in norms]))
+
+
+def _by_kind(rows: Iterable[tuple[torch.Tensor, Any, Any]]) -> list[list[tuple[torch.Tensor, Any, Any]]]:
+    """Rows that begin with a gradient, in lists that torch takes together: of one device, class and mesh.
+
+    A model may lie on several devices, and some of its parameters may be in shards.
+    """
+    kinds: dict[Any, list[tuple[torch.Tensor, Any, Any]]] = {}
+    for row in rows:
+        g = row[0]
+        kinds.setdefault((type(g), g.device, getattr(g, "device_mesh", None), g.is_sparse), []).append(row)
+    return list(kinds.values())
 
 
 def _second_moment(state: dict[str, Any] | None) -> torch.Tensor | None:
@@ -191,7 +209,7 @@ class _Memory:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        self._groups: list[tuple[dict[str, Any], int, Any]] = []
+        self._groups: list[tuple[dict[str, Any], list[torch.Tensor], Any]] = []
         self._state: Any = None
         self._states: list[dict[str, Any]] = []
         # Each parameter, its state, its v, and whether that lies in memory with its channels last.
@@ -199,7 +217,7 @@ class _Memory:
         if optimizer is None:
             return
         self._state, self._states = optimizer.state, list(optimizer.state.values())
-        self._groups = [(group, len(group["params"]), group.get("eps")) for group in optimizer.param_groups]
+        self._groups = [(group, [*group["params"]], group.get("eps")) for group in optimizer.param_groups]
         rows, eps, addresses = [], [], []
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -212,6 +230,7 @@ class _Memory:
                 eps.append(group.get("eps", 0.0))
                 addresses.append((0, 0, 0) if v is None else (0, v.data_ptr(), v.numel()))
         self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
+        self._places = [place for _, place, _ in addresses]
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is this optimizer's as it is now."""
@@ -222,8 +241,11 @@ class _Memory:
             or len(groups) != len(self._groups)
         ):
             return False
-        for group, (known, count, eps) in zip(groups, self._groups, strict=True):
-            if group is not known or len(group["params"]) != count or group.get("eps") != eps:
+        for group, (known, parameters, eps) in zip(groups, self._groups, strict=True):
+            now = group["params"]
+            if group is not known or len(now) != len(parameters) or group.get("eps") != eps:
+                return False
+            if not all(map(operator.is_, now, parameters)):
                 return False
         # Not by parameter: to look one up runs its __hash__, which is not compiled.
         return all(map(operator.is_, self._state.values(), self._states))
@@ -233,13 +255,13 @@ class _Memory:
         if not self._rows:
             return None
         places = []
-        for p, state, v, channels_last in self._rows:
+        for k, (p, state, v, channels_last) in enumerate(self._rows):
             g = p.grad
             if g is None:
                 places.append(0)
                 continue
-            if _second_moment(state) is not v:
-                self._state = None  # to be found out again
+            if _second_moment(state) is not v or (v is not None and v.data_ptr() != self._places[k]):
+                self._state = None  # to be found out again: another v, or the same with other memory
                 return None
             if v is None or not _lies(g, channels_last):
                 return None

@@ -142,6 +142,10 @@ class Draw:
             self.whole._weighted = True
         return torch.from_numpy(self._weights())
 
+    def _coefficients(self) -> Floats:
+        """What :meth:`mean` multiplies each loss by, as long as there is no cap."""
+        return self._weights() * (1 / len(self) if self._cut is None else self._cut.share)
+
     def _weights(self) -> Floats:
         weights = self._raw_weights()
         if self.correction != 1.0:
@@ -194,7 +198,7 @@ class Draw:
         self._weighted, self.capped = True, self.capped or capped
         if cut is not None and cut.whole is not None:
             cut.whole._weighted, cut.whole.capped = True, cut.whole.capped or capped
-        if self.even:
+        if self.even and (cut is None or cut.mean_weight == 1.0):
             return losses.mean() if cut is None else losses.sum() * cut.share
         return torch.dot(losses, self._shares(losses, scores, usual))
 
@@ -208,7 +212,7 @@ class Draw:
             at = scores.data_ptr() if limited else 0
             fill_capped_shares(self._ratios, at, self.limit * one, one, shares.data_ptr())
             return shares
-        shares = torch.from_numpy(self._weights() * one).to(losses.dtype)
+        shares = torch.from_numpy(self._coefficients()).to(losses.dtype)
         # On Apple's devices it waits: they read memory that is freed too soon (pytorch issue 189690).
         shares = shares.to(losses.device, non_blocking=losses.device.type != "mps")
         return capped_shares(shares, scores, self.limit * one, one) if limited else shares

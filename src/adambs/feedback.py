@@ -15,7 +15,8 @@ from adambs.draw import Draw
 from adambs.processes import Group
 
 # A draw may never come back. So many are remembered at most, and so many examples in all of them.
-_MOST_DRAWS, _MOST_EXAMPLES = 1024, 1 << 22
+# But as many as many workers may have fetched ahead.
+_MOST_DRAWS, _MOST_EXAMPLES, _LEAST_DRAWS = 1024, 1 << 22, 256
 
 
 DrawOrNumber = Draw | int | torch.Tensor
@@ -36,7 +37,7 @@ class Awaited:
         self.following = following
         """The number of the next draw."""
         self._draws: dict[int, Draw] = {}
-        self.most = max(16, min(_MOST_DRAWS, _MOST_EXAMPLES // batch_size))
+        self.most = max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_EXAMPLES // batch_size))
 
     def add(self, draw: Draw) -> None:
         """Wait for this one, too."""
@@ -253,7 +254,7 @@ class Feedback:
         if draw is not report.draw:
             if not isinstance(draw, Draw) or draw.whole is not report.draw:
                 report.witness = draw if tells_of_weights(draw) else None
-            report.capped = was_capped(draw)
+            report.capped = draw.capped if isinstance(draw, Draw) else was_capped(draw)
         return report
 
     def accept(self, report: Report, awaited: Awaited) -> Arrived | None:

@@ -200,12 +200,13 @@ def _mixed(digest: np.uint64, word: np.uint64) -> np.uint64:
 
 
 @kernel
-def digested(digest: int, indices: Indices, ratios: Floats, correction: float) -> int:
+def digested(digest: int, indices: Indices, ratios: Floats, correction: float, limit: float) -> int:
     """A digest of these and of the one so far: 52 bits, because a message is of float64."""
     mixed = np.uint64(digest)
     for index in indices:
         mixed = _mixed(mixed, np.uint64(index))
     for bits in ratios.view(np.uint64):
         mixed = _mixed(mixed, bits)
-    mixed = _mixed(mixed, np.array([correction]).view(np.uint64)[0])
+    for bits in np.array([correction, limit]).view(np.uint64):
+        mixed = _mixed(mixed, bits)
     return int(mixed >> np.uint64(12))

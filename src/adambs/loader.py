@@ -206,8 +206,9 @@ class _Tickets:
 
     def __iter__(self) -> Iterator[Ticket]:
         epoch = self.epoch
-        for place, draw in enumerate(tuple(epoch.ahead)):  # on their way when the state was saved
-            yield Ticket(epoch.number, epoch.delivered + place, self._sampler.part(draw).alone())
+        # On their way when the state was saved. More are delivered while these are asked for.
+        for place, draw in enumerate(tuple(epoch.ahead), epoch.delivered):
+            yield Ticket(epoch.number, place, self._sampler.part(draw).alone())
         while epoch.drawn < self._length:
             batch = epoch.drawn
             look = None if self._score is None else _Look(self._fetcher, self._score, epoch.number, batch)

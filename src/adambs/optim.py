@@ -95,7 +95,7 @@ class BanditOptimizer(torch.optim.Optimizer):
                 "sampler.update(draw, scores)"
             )
         # A batch with weights of one is a plain optimizer's batch, and makes a plain optimizer's step.
-        shorten = not (isinstance(draw, Draw) and draw.plain)
+        shorten = not self._is_plain(draw)
         if closure is None:
             report = self._check(draw, scores)
             if self.clip is not None:
@@ -116,6 +116,14 @@ class BanditOptimizer(torch.optim.Optimizer):
             report = reports[0]
         self.sampler.learn(report)
         return loss
+
+    def _is_plain(self, draw: Draw | int | torch.Tensor) -> bool:
+        """Whether this is a plain optimizer's batch. A number on a device would have to be waited for."""
+        if isinstance(draw, Draw):
+            return draw.plain
+        if isinstance(draw, torch.Tensor) and not draw.is_cpu:
+            return False
+        return self.sampler.awaited.find(draw).plain
 
     def _check(self, draw: Draw | int | torch.Tensor, scores: Scores) -> Report:
         if not isinstance(scores, torch.Tensor) and callable(scores):

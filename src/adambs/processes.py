@@ -230,7 +230,8 @@ class Processes:
         """This process's part of a new draw."""
         if self.group is not None:
             ratios = np.ascontiguousarray(draw._ratios)
-            self.group.digest = digested(self.group.digest, draw._indices, ratios, draw.correction)
+            settings = draw.correction, draw.limit
+            self.group.digest = digested(self.group.digest, draw._indices, ratios, *settings)
         return self.part(draw)
 
     def part(self, draw: Draw) -> Draw:
@@ -250,9 +251,11 @@ class Processes:
 
     def refreshed(self, indices: Indices, score: Callable[[torch.Tensor], Any]) -> Floats:
         """The scores of the examples ``indices``, of which every process computes its part."""
-        start, stop = (0, len(indices)) if self.group is None else self.group.part(len(indices))
-        scores = score(torch.from_numpy(indices[start:stop].copy())) if stop > start else []
-        if self.group is not None:
+        # Where there is not one for each process all score all: who has nothing has no device to gather on.
+        alone = self.group is None or len(indices) < self.group.size
+        start, stop = (0, len(indices)) if alone else self.group.part(len(indices))  # type: ignore[union-attr]
+        scores = score(torch.from_numpy(indices[start:stop].copy()))
+        if self.group is not None and not alone:
             scores = self.group.gather("a refresh", scores, self.group.parts(len(indices))).wait()
         return _check.vector("scores", scores, len(indices))
 

@@ -1,7 +1,6 @@
 """BanditSampler keeps the distribution p, draws mini-batches from it and lets it learn."""
 
 import copy
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.candidates import Candidates, Look, Score
 from adambs.cap import Cap
+from adambs.carried import was_capped
 from adambs.diagnostics import Counters, Diagnostics, diagnose
 from adambs.draw import Draw
 from adambs.epochs import Epoch, Epochs, InEpochs
@@ -241,19 +241,26 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
             self._learn(*arrived)
 
     def _learn(self, draw: Draw, scores: Floats, witness: Draw | torch.Tensor | None) -> None:
-        counters, K = self.counters, len(scores)
+        counters = self.counters
         counters.updates += 1
-        limit = draw.limit if draw.capped else math.inf
-        uniform, squares, mean, capped, taken = batch_moments(draw._ratios, scores, limit)
+        uniform, squares, mean, capped, taken = batch_moments(draw._ratios, scores, draw.limit)
         counters.trained.mix(uniform, squares)
-        if draw.capped:
-            self.cap.learn(K, mean, capped, taken)
+        self._learn_cap(draw, scores, witness, mean, capped, taken)
         if not draw.learned:
             self.candidates.scatter.mix(squares, mean)
             self._teach(draw, scores)
         self.mistakes.feedback(draw, scores, witness)
         for observer in self.observers:
             observer(draw, scores)
+
+    def _learn_cap(
+        self, draw: Draw, scores: Floats, witness: Any, mean: float, capped: int, taken: float
+    ) -> None:
+        """From the mean of weight x score, and what the draw's limit takes of it if the cap is applied."""
+        if draw.correction != 1.0:  # weights are not 1 / r
+            _, _, mean, capped, taken = batch_moments(1.0 / draw._weights(), scores, draw.limit)
+        number = witness if isinstance(witness, torch.Tensor) else None
+        self.cap.learn(lambda: draw.capped or was_capped(number), len(scores), mean, capped, taken)
 
     def _teach(self, draw: Draw, scores: Floats) -> None:
         """The gate and the rule learn from examples that were drawn from p, or from a pass."""

@@ -223,8 +223,9 @@ class ShardedSampler(BanditSampler):
         self.rule.learn(lesson, draw._counts, draw._own)
         self.counters.scores += len(lesson.scores)
         self.mistakes.feedback(draw, lesson.scores, witness)
-        for observer in self.observers:
-            observer(draw, scores)
+        if len(draw._own):  # else there is only the example of weight zero
+            for observer in self.observers:
+                observer(draw, scores)
 
     def refresh(self, *_: Any, **__: Any) -> None:
         """Not for shards."""

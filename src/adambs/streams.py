@@ -122,7 +122,8 @@ class BanditStream(MadeOfParts):
             bounds = p.cumsum()
             u = self.random.uniform(self.batch_size) * bounds[-1]
             indices = np.minimum(np.searchsorted(bounds, u, side="right"), self.n - 1).astype(np.int64)
-            draw = Draw(self.awaited.following, indices, (p / self.worth.shares)[indices], self.n)
+            ratios, p_ratios = (p / self.worth.shares)[indices], (p * self.n)[indices]
+            draw = Draw(self.awaited.following, indices, ratios, self.n, p_ratios=p_ratios)
             self.awaited.following += 1
             self.awaited.add(draw)
             return self.processes.handed_out(draw)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from adambs.integrations._common import missing, state_between_batches
+from adambs.integrations._common import missing, refuse_shards, state_between_batches
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
 
@@ -63,6 +63,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     """Batches with their draws on a device; accelerate is told which one is an epoch's last."""
 
     def __init__(self, loader: BanditLoader, device: Any, log: Any, log_every: int) -> None:
+        refuse_shards(loader.sampler)
         self.bandit_loader, self.device = loader, device
         self._log, self._log_every = log, log_every
         self.dataset, self.sampler = loader.dataset, loader.sampler

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adambs import scores
 from adambs.carried import Carried
-from adambs.integrations._common import missing, refuse_evaluation, state_between_batches
+from adambs.integrations._common import missing, refuse_evaluation, refuse_shards, state_between_batches
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
 
@@ -52,6 +52,7 @@ class BanditData(DataLoader):  # type: ignore[type-arg]
         if isinstance(data, tuple):
             data = TensorDataset(*(torch.as_tensor(entry) for entry in data))
         loader = BanditLoader(data, sampler, carry=True, **options)
+        refuse_shards(sampler)
         super().__init__(data, batch_size=sampler.batch_size)
         self.bandit_loader, self.bandit = loader, sampler
         self._running: Iterator[Any] | None = None

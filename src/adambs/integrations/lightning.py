@@ -22,7 +22,13 @@ from typing import Any
 import torch
 
 from adambs.carried import Carried
-from adambs.integrations._common import drawn_in, missing, refuse_evaluation, state_between_batches
+from adambs.integrations._common import (
+    drawn_in,
+    missing,
+    refuse_evaluation,
+    refuse_shards,
+    state_between_batches,
+)
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
 
@@ -47,6 +53,7 @@ class BanditCallback(Callback):  # type: ignore[misc]
     def __init__(self, sampler: BanditSampler, *, log_every: int = 0) -> None:
         if not isinstance(sampler, BanditSampler):
             raise TypeError(f"sampler must be a BanditSampler, not {type(sampler).__name__}")
+        refuse_shards(sampler)
         self.sampler, self.log_every = sampler, log_every
         self._length = len(sampler)
         self._random: dict[str, Any] | None = None  # to go on with

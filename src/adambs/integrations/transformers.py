@@ -24,6 +24,7 @@ from adambs.integrations._common import (
     is_a_bandits,
     missing,
     refuse_evaluation,
+    refuse_shards,
     state_between_batches,
     without_draw,
 )
@@ -70,6 +71,8 @@ class BanditMixin:
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        if sampler is not None:
+            refuse_shards(sampler)
         self.sampler, self._constant = sampler, tokens_per_example
         self._loader: BanditLoader | None = None
         self.args: Any

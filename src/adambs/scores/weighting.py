@@ -6,6 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adambs.carried import Carried
+from adambs.draw import Draw
+
 
 class HasWeights(Protocol):
     """A draw, seen from here: one importance weight w_k = 1 / (n p_k) > 0 per drawn example."""
@@ -21,7 +24,15 @@ def coefficients(draw: HasWeights, scale: float) -> Tensor:
     example's own gradient by."""
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be positive and finite, got {scale!r}: scaler.get_scale()")
-    weights = draw.weights
+    if isinstance(draw, Draw):
+        if draw.capped and draw.limit < math.inf:
+            raise ValueError(
+                "draw.mean was given scores, so its cap may have lowered weights, and gradients of single "
+                "examples cannot be told from that: call draw.mean(losses) without scores"
+            )
+        # Not by its weights: who asks for those counts as somebody who trains with them.
+        return torch.from_numpy(draw._coefficients()) * scale
+    weights = tuple.__getitem__(draw, 2) if isinstance(draw, Carried) else draw.weights
     return weights.detach().to(torch.float64) * (scale / len(weights))
 
 
