@@ -366,3 +366,63 @@ def test_a_gradient_that_is_not_finite_is_not_measured(wrong):
     gradients = [torch.ones(600)]
     gradients[0][555] = wrong
     assert measured(adam_about_to_step(gradients, [torch.ones(600)], [1e-8])) == 0
+
+
+def test_a_second_moment_that_was_given_other_memory_is_measured_there():
+    """``state[...].data = ...`` keeps the tensor and frees what it pointed to."""
+    stream = torch.Generator().manual_seed(0)
+    tensors = [torch.rand(500, generator=stream) for _ in range(4)]
+    optimizer, clip = adam_about_to_step(tensors[:2], tensors[2:], [1e-8, 1e-8]), GradientClip(1e9)
+    assert measured(optimizer, clip) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+    for state in optimizer.state.values():
+        state["exp_avg_sq"].data = 4 * state["exp_avg_sq"].data.double().float()
+    kept = [torch.full((500,), math.nan) for _ in range(50)]  # in what was freed, perhaps
+    assert measured(optimizer, clip) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+    assert measured(optimizer, clip) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+    assert len(kept) == 50
+
+
+def test_a_parameter_in_the_place_of_another_is_measured():
+    stream = torch.Generator().manual_seed(0)
+    tensors = [torch.rand(5, generator=stream) for _ in range(2)]
+    optimizer, clip = adam_about_to_step(tensors[:1], tensors[1:], [1e-8]), GradientClip(1e9)
+    assert measured(optimizer, clip) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+    old, new = optimizer.param_groups[0]["params"][0], nn.Parameter(torch.zeros(5))
+    new.grad = 7 * torch.ones(5)
+    optimizer.state[new] = optimizer.state.pop(old)
+    optimizer.param_groups[0]["params"][0] = new
+    assert measured(optimizer, clip) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+
+
+def test_sparse_gradients_are_measured_and_shortened_beside_others():
+    embedding, layer = nn.Embedding(9, 2, sparse=True), nn.Linear(2, 1, bias=False)
+    optimizer, clip = torch.optim.SGD([embedding.weight, layer.weight], lr=0.1), GradientClip(2.0)
+    for size in (1.0, 10.0):
+        row = torch.tensor([[3.0 * size, 0.0], [0.0, 0.0]])
+        embedding.weight.grad = torch.sparse_coo_tensor([[4, 4]], row, (9, 2), check_invariants=True)
+        layer.weight.grad = torch.tensor([[0.0, 4.0 * size]])
+        clip.apply(optimizer)
+    assert clip.clipped == 1
+    assert embedding.weight.grad.to_dense()[4, 0].item() == pytest.approx(6)
+    assert layer.weight.grad[0, 1].item() == pytest.approx(8)
+
+
+@pytest.mark.parametrize("way", ["draw", "number", "carried"])
+def test_a_plain_batch_is_not_shortened_however_the_draw_is_named(way):
+    """While the gate is closed, steps are those of plain Adam."""
+    net, plain = small_net(), small_net()
+    sampler = adambs.BanditSampler(60, 10, gate=1e6)
+    optimizer, adam = adambs.AdamBS(net.parameters(), sampler, clip=1.0), torch.optim.Adam(plain.parameters())
+    x = torch.linspace(-1, 1, 360).reshape(60, 6)
+    for step in range(30):
+        draw = sampler.draw()
+        scale = 50.0 if step % 10 == 9 else 1.0
+        for model, one in ((net, optimizer), (plain, adam)):
+            one.zero_grad()
+            (scale * model(x[draw.indices]).square().mean()).backward()
+        adam.step()
+        optimizer.step(
+            {"draw": draw, "number": draw.number, "carried": draw.carried().number}[way], np.ones(10)
+        )
+    assert optimizer.clip.clipped == 0
+    assert same(net.state_dict(), plain.state_dict())

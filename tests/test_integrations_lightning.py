@@ -141,17 +141,18 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, stop, accumulate, workers):
     assert same(bandit.state_dict(), again.state_dict())
 
 
-@pytest.mark.parametrize("limit", [4, 0.7])
+@pytest.mark.parametrize(("limit", "workers"), [(4, 0), (0.7, 0), (4, 1)])
 @pytest.mark.parametrize("stop", [4, 5, 8])
-def test_a_run_of_shorter_epochs_goes_on_bit_for_bit(tmp_path, stop, limit):
-    """Four of six batches: the trainer's epoch ends before the loader's."""
+def test_a_run_of_shorter_epochs_goes_on_bit_for_bit(tmp_path, stop, limit, workers):
+    """Four of six batches: the trainer's epoch ends before the loader's, which may have fetched more."""
     options = {"enable_checkpointing": True, "limit_train_batches": limit}
     bandit, model = ours.BanditCallback(a_sampler()), Net()
     saving = L.callbacks.ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    a_trainer(tmp_path, bandit, saving, **options).fit(model, bandit.loader(data()))
+    a_trainer(tmp_path, bandit, saving, **options).fit(model, bandit.loader(data(), num_workers=workers))
     again, other = ours.BanditCallback(a_sampler()), Net()
     trainer = a_trainer(tmp_path, again, L.callbacks.ModelCheckpoint(tmp_path / "2"), **options)
-    trainer.fit(other, again.loader(data()), ckpt_path=str(tmp_path / f"step={stop}.ckpt"))
+    loader = again.loader(data(), num_workers=workers)
+    trainer.fit(other, loader, ckpt_path=str(tmp_path / f"step={stop}.ckpt"))
     assert trainer.global_step == 12
     assert same(model.state_dict(), other.state_dict())
     assert same(bandit.state_dict()["sampler"], again.state_dict()["sampler"])

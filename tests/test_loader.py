@@ -367,14 +367,19 @@ def test_augmentation_is_the_same_whoever_fetches(dataset):
 
 
 @pytest.mark.parametrize("options", AUGMENTED)
-def test_augmentation_is_resumed_in_the_middle_of_an_epoch(options):
-    def fresh():
-        sampler = adambs.BanditSampler(50, 4, seed=1)
+@pytest.mark.parametrize("before", [None, {"num_workers": 2}])
+def test_augmentation_is_resumed_in_the_middle_of_an_epoch(options, before):
+    """Also by other workers than those that had fetched batches ahead."""
+
+    gate = None if before is None else 1e9  # draws from p would depend on how many are fetched ahead
+
+    def fresh(options=options):
+        sampler = adambs.BanditSampler(50, 4, seed=1, gate=gate)
         return sampler, adambs.BanditLoader(Augmented(), sampler, collate_fn=jittered, **options)
 
     straight, resumed = [], []
-    run(*fresh(), 30, straight)
-    state = run(*fresh(), 18, resumed)
+    run(*fresh(options if before is None else before), 30, straight)
+    state = run(*fresh(options if before is None else before), 18, resumed)
     random.seed(5)
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002

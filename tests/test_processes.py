@@ -364,7 +364,7 @@ def test_a_part_weighs_as_the_whole():
     rng = np.random.default_rng(0)
     losses, scores = torch.from_numpy(rng.normal(size=11)), torch.from_numpy(rng.gamma(1.0, 4.0, size=11))
     for correction in (1.0, 0.5, 0.0):
-        for ratios in (rng.uniform(0.1, 1.5, 11), np.ones(11)):
+        for ratios in (rng.uniform(0.1, 1.5, 11), np.ones(11), np.r_[np.ones(6), rng.uniform(0.1, 1.5, 5)]):
             draw = adambs.Draw(0, rng.integers(0, 50, 11), ratios, 50, correction=correction)
             for W in (1, 2, 3, 11):
                 cuts = [(r * 11 // W, (r + 1) * 11 // W) for r in range(W)]

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -1020,3 +1021,44 @@ def test_scale_must_be_positive(scale: float) -> None:
 def test_lazy_modules_must_be_initialised() -> None:
     with pytest.raises(ValueError, match=r"0 \(LazyLinear\) is not initialised"):
         ExactNorms(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_norms_of_a_part_of_a_batch_are_those_of_the_whole() -> None:
+    """Of unequal parts, too, and with weights to a power."""
+    model, x = nn.Linear(3, 2).double(), normal(10, 3).double()
+    ratios = np.random.default_rng(0).uniform(0.2, 2.0, 10)
+    for correction in (1.0, 0.5):
+        draw = adambs.Draw(0, np.arange(10), ratios, 10, correction=correction)
+        for start, stop in ((0, 3), (3, 6), (6, 10)):
+            part = draw.part(start, stop, 3)
+            norms = ExactNorms(model)
+            part.mean(model(x[start:stop]).square().sum(1)).backward()
+            found = norms(part)
+            norms.remove()
+            model.zero_grad()
+            expected = one_at_a_time(model, x[start:stop], lambda z: z.square().sum(1))
+            torch.testing.assert_close(found, expected)
+
+
+def test_norms_do_not_hide_that_nobody_weights_the_losses() -> None:
+    sampler = adambs.BanditSampler(40, 4, initial_weights=np.arange(1, 41), gate=0)
+    model, x = nn.Linear(3, 2), normal(40, 3).float()
+    norms = ExactNorms(model)
+
+    def train() -> None:
+        for _ in range(20):
+            draw = sampler.draw()
+            model(x[draw.indices]).square().sum(1).mean().backward()
+            sampler.update(draw, norms(draw))
+
+    with pytest.warns(RuntimeWarning, match="nobody asked for their weights"):
+        train()
+
+
+def test_norms_after_a_cap_are_refused() -> None:
+    model, x = nn.Linear(3, 2), normal(4, 3).float()
+    draw = adambs.Draw(0, np.arange(4), np.full(4, 0.5), 4, limit=1.0)
+    norms = ExactNorms(model)
+    draw.mean(model(x).square().sum(1), torch.ones(4)).backward()
+    with pytest.raises(ValueError, match="cap may have lowered weights"):
+        norms(draw)

@@ -100,7 +100,9 @@ def test_draws_follow_p():
     draw = stream.draw()
     stream.update(draw, score(draw.indices * 10_000))
     p = np.array(list(stream.probabilities().values()))
-    counts = np.bincount(stream.draw().indices.numpy(), minlength=3)
+    draw = stream.draw()
+    assert draw.probabilities.numpy() == pytest.approx(p[draw.indices])
+    counts = np.bincount(draw.indices.numpy(), minlength=3)
     assert ((counts - 5000 * p) ** 2 / (5000 * p)).sum() < 20  # chi-square, two degrees of freedom
 
 

@@ -76,6 +76,11 @@ class History:
             raise ValueError(
                 f"history is of {self.n} examples and the sampler of {sampler.n}: use History({sampler.n})"
             )
+        if self.with_losses and sampler.in_parts:
+            raise ValueError(
+                "a history with losses cannot watch a ShardedSampler of several processes, each of which has "
+                "its own part of a batch: build it without with_losses, for the examples of this process"
+            )
         if self._sampler is not None:
             raise ValueError("history watches a sampler already: build a History for each")
         self._sampler = sampler

@@ -132,6 +132,11 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         self._sources = Sources(self.rule, self.random, self.passes, self.gate, self.stratified)
 
     @property
+    def in_parts(self) -> bool:
+        """Whether p is in parts, one in each of several processes."""
+        return False
+
+    @property
     def correction(self) -> float:
         """Exponent of the weights of the draws to come."""
         return self._correction

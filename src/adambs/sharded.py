@@ -121,6 +121,11 @@ class ShardedSampler(BanditSampler):
             raise ValueError(f"correction must be 1 with shards, not {value}: use BanditSampler for less")
         self._correction = 1.0
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether there are several processes, each with its shards."""
+        return self.processes.size > 1
+
     def draw_after(self, look: Any) -> Draw:
         """A mini-batch; there is no looking."""
         if look is not None:

@@ -6,7 +6,6 @@ from typing import Any
 from adambs.carried import Carried
 from adambs.loader import BanditLoader
 from adambs.sampler import BanditSampler
-from adambs.sharded import ShardedSampler
 
 _ENTRIES = tuple(f"draw_{name}" for name in Carried._fields)
 
@@ -58,7 +57,7 @@ def state_between_batches(sampler: BanditSampler, length: int) -> dict[str, Any]
 
 def refuse_shards(sampler: BanditSampler) -> None:
     """Raise if p is in parts, one in each process: trainers save what one process has."""
-    if isinstance(sampler, ShardedSampler) and sampler.processes.size > 1:
+    if sampler.in_parts:
         raise TypeError(
             "a ShardedSampler of several processes has p in parts, and the trainer saves the part of one "
             "process: use BanditSampler, whose p all processes have, or a loop of your own"
