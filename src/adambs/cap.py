@@ -22,8 +22,8 @@ _DECAY = 0.99
 # What nobody knows anything of has no limit; nor has what is so small that float32 would take it for zero.
 _LEAST = 1e-30
 
-# A mean may be taken some time after the feedback; so many draws later it should have been.
-_PATIENCE = 16
+# A mean may be taken after the feedback; so many draws later it should have been.
+_PATIENCE = 4
 
 
 class Cap:
@@ -48,7 +48,7 @@ class Cap:
         self._taken = self._all = 0.0
         self._capped = 0
         self._set_mean(0.0)
-        self._uncounted: deque[tuple[Applied, float, int, float]] = deque()
+        self._uncounted: deque[tuple[Applied, float, int, float]] = deque(maxlen=_PATIENCE)
 
     def _set_mean(self, mean: float) -> None:
         self._mean = mean
@@ -72,22 +72,26 @@ class Cap:
         takes away of the sum, if it was or will be ``applied``. See :func:`adambs.moments.batch_moments`."""
         decay = _DECAY if self._mean > 0 else 0.0
         self._set_mean(decay * self._mean + (1 - decay) * mean)
-        self._uncounted.append((applied, mean * K, capped, taken))
-        self._count()
+        if self._uncounted:
+            self._count()
+        if applied():
+            self._add(mean * K, capped, taken)
+        else:
+            self._uncounted.append((applied, mean * K, capped, taken))
 
     def _count(self) -> None:
-        """Count the draws whose cap was applied by now."""
-        waiting = self._uncounted
-        for _ in range(len(waiting)):
-            applied, total, capped, taken = entry = waiting.popleft()
-            if not applied():
-                waiting.append(entry)
-                continue
-            self._all = min(self._all + total, 1e300)
-            self._capped += capped
-            self._taken = min(self._taken + taken, 1e300)
-        while len(waiting) > _PATIENCE:
-            waiting.popleft()
+        """Count the draws whose cap was applied since they came back, and forget the oldest others."""
+        waiting, self._uncounted = self._uncounted, deque(maxlen=_PATIENCE)
+        for applied, total, capped, taken in waiting:
+            if applied():
+                self._add(total, capped, taken)
+            else:
+                self._uncounted.append((applied, total, capped, taken))
+
+    def _add(self, total: float, capped: int, taken: float) -> None:
+        self._all = min(self._all + total, 1e300)
+        self._capped += capped
+        self._taken = min(self._taken + taken, 1e300)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -104,7 +108,7 @@ class Cap:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is not counted yet: a copy of a draw does not know what is done with the original."""
-        return {**self.__dict__, "_uncounted": deque()}
+        return {**self.__dict__, "_uncounted": deque(maxlen=_PATIENCE)}
 
 
 def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> torch.Tensor:
