@@ -147,9 +147,11 @@ def nothing_here(folder):
     W, rank = dist.get_world_size(), dist.get_rank()
     sampler = adambs.ShardedSampler([50] * W, W, seed=0, gate=0.0)
     twin = adambs.ShardedSampler([50] * W, W, seed=0, gate=0.0, group=False)
-    empty = 0
+    empty, visits = 0, np.zeros(50 * W)
+    history = adambs.History(50 * W).watch(sampler)
     for _ in range(40):
         draw, whole = sampler.draw(), twin.draw()
+        np.add.at(visits, draw.own, 1)
         norms = torch.from_numpy(NORMS).repeat(2)
         if not len(draw.own):
             empty += 1
@@ -160,6 +162,7 @@ def nothing_here(folder):
         sampler.update(draw, norms[draw.indices])
         twin.update(whole, norms[whole.indices])
     np.testing.assert_array_equal(torch.cat(of_all(sampler.probabilities())), twin.probabilities())
+    np.testing.assert_array_equal(history.table()["visits"], visits)  # not of examples of weight zero
     return {"empty": of_all(empty)}
 
 

@@ -13,6 +13,7 @@ from test_unbiased import assert_unbiased, both
 from torch.utils.data import TensorDataset
 
 import adambs
+from adambs.integrations._common import refuse_shards
 from adambs.rules.sharded import SharedStream
 
 N, B = 200, 13
@@ -179,6 +180,17 @@ def test_a_batch_is_plain_if_all_of_it_is_from_a_pass_or_p_is_uniform():
     assert True in found
     assert False in found
     assert adambs.ShardedSampler([70, 130], B, gate=0.0).draw().plain
+
+
+def test_what_knows_of_one_process_only_refuses_shards_of_several():
+    sampler = adambs.ShardedSampler([70, 130], B)
+    refuse_shards(sampler)
+    refuse_shards(adambs.BanditSampler(N, B))
+    sampler.processes.size = 2
+    with pytest.raises(TypeError, match="the trainer saves the part of one process"):
+        refuse_shards(sampler)
+    with pytest.raises(ValueError, match="a history with losses cannot watch a ShardedSampler"):
+        adambs.History(N, with_losses=True).watch(sampler)
 
 
 def parts_of(draw):
