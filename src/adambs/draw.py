@@ -14,6 +14,8 @@ from adambs.carried import HALF, Carried
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
 # What nobody ever draws has less than this times the uniform probability; squares of its inverse are finite.
 _NEVER_DRAWN = 1e-100
 
@@ -221,11 +223,12 @@ class Draw:
         """The draw as tensors that travel in a batch."""
         K = len(self)
         unit = 1.0 if self._cut is None else self._cut.share * K  # one, unless the parts are unequal
+        limit = self.limit * unit
         return Carried(
             torch.from_numpy(np.full(K, self.number, np.int64)),
             torch.from_numpy(self._indices.copy()),
             torch.from_numpy(self._weights() * unit).float(),
-            torch.from_numpy(np.full(K, self.limit * unit, np.float32)),
+            torch.from_numpy(np.full(K, limit if limit < _LARGEST_FLOAT32 else np.inf, np.float32)),
             torch.from_numpy(np.full(K, unit, np.float32)),
         )
 
