@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,14 +67,14 @@ class Cap:
         self._count()
         return self._taken / self._all if self._all > 0 else 0.0
 
-    def learn(self, applied: Applied, K: int, mean: float, capped: int, taken: float) -> None:
+    def learn(self, applied: Literal[True] | Applied, K: int, mean: float, capped: int, taken: float) -> None:
         """Learn from a batch: its mean of weight x score; how many weights its limit lowers, and what it
-        takes away of the sum, if it was or will be ``applied``. See :func:`adambs.moments.batch_moments`."""
+        takes away of the sum, if it was ``applied``, or will be. See :func:`adambs.moments.batch_moments`."""
         decay = _DECAY if self._mean > 0 else 0.0
         self._set_mean(decay * self._mean + (1 - decay) * mean)
         if self._uncounted:
             self._count()
-        if applied():
+        if applied is True:
             self._add(mean * K, capped, taken)
         else:
             self._uncounted.append((applied, mean * K, capped, taken))

@@ -264,8 +264,8 @@ class BanditSampler(MadeOfParts, InEpochs, Looking):
         """From the mean of weight x score, and what the draw's limit takes of it if the cap is applied."""
         if draw.correction != 1.0:  # weights are not 1 / r
             _, _, mean, capped, taken = batch_moments(1.0 / draw._weights(), scores, draw.limit)
-        number = witness if isinstance(witness, torch.Tensor) else None
-        self.cap.learn(lambda: draw.capped or was_capped(number), len(scores), mean, capped, taken)
+        applied: Any = draw.capped or (lambda: draw.capped or was_capped(witness))
+        self.cap.learn(applied, len(scores), mean, capped, taken)
 
     def _teach(self, draw: Draw, scores: Floats) -> None:
         """The gate and the rule learn from examples that were drawn from p, or from a pass."""
