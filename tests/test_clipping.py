@@ -313,6 +313,22 @@ def test_the_norm_is_in_adams_metric_whatever_the_memory_is_like(dtype, transpos
     assert measured(optimizer) == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
 
 
+@pytest.mark.parametrize("wrong", [None, math.nan, math.inf])
+def test_rows_of_an_embedding_without_a_gradient_add_nothing(wrong):
+    """Whole blocks of zeros are passed over; one entry among them is not."""
+    stream = torch.Generator().manual_seed(0)
+    g = torch.zeros(1000, 32)
+    g[3], g[700, 5], g[999, 31] = 1.0, -2.0, 0.5
+    optimizer = adam_about_to_step([g], [torch.rand(1000, 32, generator=stream)], [1e-8])
+    expected = in_adams_metric(optimizer)
+    clip = GradientClip(1.5)
+    assert measured(optimizer, clip) == pytest.approx(expected, rel=1e-6)
+    if wrong is not None:
+        g[500, 0] = wrong
+        assert measured(optimizer, clip) == 0.0  # not finite, so it is not counted
+        assert clip.state_dict()["steps"] == 1
+
+
 @pytest.mark.parametrize("formats", [("channels_last",) * 2, ("channels_last", "contiguous_format")])
 def test_weights_of_convolutions_may_have_their_channels_last(formats, monkeypatch):
     """Pairs in the same order are measured by the compiled loop, others by torch."""

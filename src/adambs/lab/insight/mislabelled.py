@@ -306,7 +306,7 @@ def _by_one_training(experiment: Experiment, data: datasets.Data, seed: int) -> 
     bandit, seconds = _trained("adambs", experiment, data, seed, watch)
     seconds -= visits.seconds
     start = clock()
-    last = np.asarray(bandit.task.evaluate(torch.arange(n), "losses"), np.float64)
+    last = np.asarray(bandit.task.evaluate(torch.arange(n), "losses", rough=False), np.float64)
     a_pass = clock() - start
     start = clock()
     kept = history.table()
@@ -326,7 +326,7 @@ def _by_one_training(experiment: Experiment, data: datasets.Data, seed: int) -> 
     plainly = _Visits(n)
     plain, seconds = _trained("adam", experiment, data, seed, plainly)
     start = clock()
-    last = np.asarray(plain.task.evaluate(torch.arange(n), "losses"), np.float64)
+    last = np.asarray(plain.task.evaluate(torch.arange(n), "losses", rough=False), np.float64)
     a_pass = clock() - start
     seconds -= plainly.seconds
     rankings["plain last loss"] = Ranking(last, seconds + a_pass, a_pass)

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import adambs
 from adambs._types import Floats as Floats
 from adambs._types import Indices as Indices
 from adambs.clipping import GradientClip
 from adambs.proposals import Passes
 
 # Examples in a forward pass without gradients: as many as fit a processor's cache.
-FORWARD_BATCH = 200
+FORWARD_BATCH = 100
 
 
 def on_host(values: Tensor) -> Floats:
@@ -68,16 +69,17 @@ class Task:
         """Number of training examples."""
         return len(self.targets)
 
-    @torch.no_grad()
-    def evaluate(self, indices: Tensor | Indices, what: str) -> Floats:
-        """``"losses"`` or ``"scores"`` of some examples: a forward pass without gradients or dropout."""
+    def evaluate(self, indices: Tensor | Indices, what: str, *, rough: bool = True) -> Floats:
+        """``"losses"`` or ``"scores"`` of some examples: a forward pass without gradients or dropout.
+
+        Those that choose examples may be ``rough``: in half precision, where that is faster.
+        """
         measure = getattr(self.loss, what)
-        self.model.eval()
-        parts = [
-            on_host(measure(self.model(self.inputs[part]), self.targets[part]))
-            for part in torch.split(torch.as_tensor(indices), FORWARD_BATCH)
-        ]
-        self.model.train()
+        with adambs.scores.forward_only(self.model, half=None if rough else False):
+            parts = [
+                on_host(measure(self.model(self.inputs[part]), self.targets[part]))
+                for part in torch.split(torch.as_tensor(indices), FORWARD_BATCH)
+            ]
         return np.concatenate(parts)
 
 

@@ -53,7 +53,7 @@ class Oracle(Method):
     def choose(self) -> Weighted:
         start = time.perf_counter()
         if self.steps % self.every == 0:
-            scores = self.task.evaluate(torch.arange(self.task.n), "scores")
+            scores = self.task.evaluate(torch.arange(self.task.n), "scores", rough=False)
             self.p = (1 - self.uniform) * scores / scores.sum() + self.uniform / self.task.n
             self._sums = self.p.cumsum()
         self.steps += 1

@@ -156,6 +156,11 @@ class RCNN(nn.Module):
         return logits
 
 
+def _channels_last(model: nn.Module) -> nn.Module:
+    """The same net with its channels last in memory: so torch convolves faster on a CPU, for all methods."""
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
 def build(
     name: str, *, classes: int, seed: int, tokens: int = 0, features: int = 0, **options: float
 ) -> nn.Module:
@@ -166,9 +171,9 @@ def build(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if name == "cifar-cnn":
-            return cifar_cnn(classes, **options)
+            return _channels_last(cifar_cnn(classes, **options))
         if name == "fashion-cnn":
-            return fashion_cnn(classes, **options)
+            return _channels_last(fashion_cnn(classes, **options))
         if name == "pixel-rnn":
             return PixelRNN(classes, **{key: int(value) for key, value in options.items()})
         if name == "rcnn":
@@ -180,7 +185,7 @@ def build(
         if name == "mlp":
             return mlp(features, classes, **{key: int(value) for key, value in options.items()})
         if name == "digits-cnn":
-            return digits_cnn(classes)
+            return _channels_last(digits_cnn(classes))
         if name == "augmented-digits-cnn":
-            return augmented_digits_cnn(classes)
+            return _channels_last(augmented_digits_cnn(classes))
     raise ValueError(f"model {name!r} is unknown")
