@@ -164,7 +164,8 @@ def _norm_by_torch(optimizer: torch.optim.Optimizer) -> Any:
             state = optimizer.state.get(p)
             if not state and "betas" in group:
                 return None  # one of Adam's family before its first step: there is no v to measure with
-            rows.append((p.grad, _second_moment(state), group.get("eps", 0.0)))
+            v = state.get("max_exp_avg_sq", state.get("exp_avg_sq")) if state else None
+            rows.append((p.grad, v, group.get("eps", 0.0)))
     if not rows:
         return None
     by_v = all(v is not None and not g.is_sparse for g, v, _ in rows)
@@ -196,11 +197,6 @@ def _by_kind(rows: Iterable[tuple[torch.Tensor, Any, Any]]) -> list[list[tuple[t
     return list(kinds.values())
 
 
-def _second_moment(state: dict[str, Any] | None) -> torch.Tensor | None:
-    """The v of a parameter that its optimizer divides by."""
-    return state.get("max_exp_avg_sq", state.get("exp_avg_sq")) if state else None
-
-
 class _Memory:
     """Where the v of an optimizer on the CPU lie, so that a norm is one call of compiled code.
 
@@ -212,8 +208,9 @@ class _Memory:
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor], Any]] = []
         self._state: Any = None
         self._states: list[dict[str, Any]] = []
-        # Each parameter, its state, its v, and whether that lies in memory with its channels last.
-        self._rows: list[tuple[torch.Tensor, dict[str, Any], torch.Tensor | None, bool]] = []
+        # Each parameter, its state, the name of its v in there, v itself, where that lies in memory, and
+        # whether with its channels last.
+        self._rows: list[tuple[torch.Tensor, dict[str, Any], str, torch.Tensor | None, int, bool]] = []
         if optimizer is None:
             return
         self._state, self._states = optimizer.state, list(optimizer.state.values())
@@ -222,15 +219,16 @@ class _Memory:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 state = optimizer.state.get(p, {})
-                v = _second_moment(state)
+                name = "max_exp_avg_sq" if "max_exp_avg_sq" in state else "exp_avg_sq"
+                v = state.get(name)
                 channels_last = v is not None and not v.is_contiguous()
                 if v is not None and not _lies(v, channels_last):
                     return
-                rows.append((p, state, v, channels_last))
+                place, size = (0, 0) if v is None else (v.data_ptr(), v.numel())
+                rows.append((p, state, name, v, place, channels_last))
                 eps.append(group.get("eps", 0.0))
-                addresses.append((0, 0, 0) if v is None else (0, v.data_ptr(), v.numel()))
+                addresses.append((0, place, size))
         self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
-        self._places = [place for _, place, _ in addresses]
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is this optimizer's as it is now."""
@@ -255,19 +253,23 @@ class _Memory:
         if not self._rows:
             return None
         places = []
-        for k, (p, state, v, channels_last) in enumerate(self._rows):
+        for p, state, name, v, place, channels_last in self._rows:
             g = p.grad
             if g is None:
                 places.append(0)
                 continue
-            if _second_moment(state) is not v or (v is not None and v.data_ptr() != self._places[k]):
+            if v is None:
+                return None
+            if state.get(name) is not v or v.data_ptr() != place:
                 self._state = None  # to be found out again: another v, or the same with other memory
                 return None
-            if v is None or not _lies(g, channels_last):
+            # What _lies asks, here without a call of it for each parameter.
+            usual = type(g) is torch.Tensor and g.dtype is torch.float32 and g.is_cpu and not channels_last
+            if not (g.is_contiguous() if usual else _lies(g, channels_last)):
                 return None
             places.append(g.data_ptr())
         self._addresses[:, 0] = places
-        return float(_norm_at(self._addresses, self._eps)) if any(places) else None
+        return _norm_at(self._addresses, self._eps) if any(places) else None
 
 
 def _lies(tensor: torch.Tensor, channels_last: bool) -> bool:

@@ -117,6 +117,15 @@ class BanditOptimizer(torch.optim.Optimizer):
         self.sampler.learn(report)
         return loss
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. It tells a profiler of it, which takes longer than to do it, only if one is on."""
+        if not set_to_none or profiler._is_profiler_enabled or not _zeroes_as_torch_does(type(self)):  # type: ignore[arg-type]
+            super().zero_grad(set_to_none)
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
     def _is_plain(self, draw: Draw | int | torch.Tensor) -> bool:
         """Whether this is a plain optimizer's batch. A number on a device would have to be waited for."""
         if isinstance(draw, Draw):
@@ -237,6 +246,12 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
     """
 
     usual_clip = _CLIP
+
+
+@functools.cache
+def _zeroes_as_torch_does(kind: type[BanditOptimizer]) -> bool:
+    """Whether the base optimizer has no ``zero_grad`` of its own."""
+    return super(BanditOptimizer, kind).zero_grad is torch.optim.Optimizer.zero_grad  # type: ignore[comparison-overlap]
 
 
 @functools.cache
