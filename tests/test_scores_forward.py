@@ -26,9 +26,11 @@ def test_within_there_is_no_dropout_and_no_gradient_and_afterwards_all_is_as_it_
     x = torch.randn(6, 4)
     with forward_only(model):
         once, twice = model(x), model(x)
-    assert torch.equal(once, twice) and not once.requires_grad
+    assert torch.equal(once, twice)
+    assert not once.requires_grad
     assert [module.training for module in model.modules()] == before
-    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
     assert torch.equal(model[1].running_mean, torch.zeros(8))
 
 
@@ -36,7 +38,8 @@ def test_an_error_within_leaves_the_model_as_it_was():
     model = a_net()
     with pytest.raises(RuntimeError), forward_only(model):
         model(torch.randn(6, 5))
-    assert all(module.training for module in model.modules()) and torch.is_grad_enabled()
+    assert all(module.training for module in model.modules())
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(
