@@ -23,6 +23,8 @@ _MANY = 32768
 # So many numbers stay in the processor's first cache.
 _NEAR = 1024
 
+_FORTY = np.float32(40.0).view(np.int32)
+
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -153,6 +155,8 @@ def _one_class_of_logits(z: int, double: bool, y: int, K: int, C: int, ignored: 
     p_c = e_c / (the sum of all e), e_c = exp(z_c - max z). Some rows at a time, as many as the processor has
     near at hand, and each loop over all of their entries, which it takes several at a time.
     """
+    if not double and _all_moderate(carray(pointer(z), (K * C,), np.float32)):
+        return _one_class_of_moderate(z, y, K, C, ignored, norms)
     rows = max(1, min(_NEAR // C, K))
     x, e = np.empty(rows * C), np.empty(rows * C)
     classes = carray(pointer(y), (K,), np.int64)
@@ -174,6 +178,57 @@ def _one_class_of_logits(z: int, double: bool, y: int, K: int, C: int, ignored: 
                 carray(pointer(norms), (K,), np.float64)[first + k] = norm
             else:
                 carray(pointer(norms), (K,), np.float32)[first + k] = norm
+    return -1
+
+
+@reordering_kernel
+def _all_moderate(z: NDArray[Any]) -> bool:
+    """Whether all |z| <= 40, so that exp(z), and the squares of it, have room in float32. NaN is not."""
+    bits, largest = z.view(np.int32), np.int32(0)  # without their signs, floats are in the order of their bits
+    for t in range(len(z)):
+        largest = max(largest, bits[t] & np.int32(0x7FFFFFFF))
+    return bool(largest <= _FORTY)
+
+
+@reordering_kernel
+def _one_class_of_moderate(z: int, y: int, K: int, C: int, ignored: int, norms: int) -> int:
+    """:func:`_one_class_of_logits` of float32 in float32, to its last bit or two, without a largest logit.
+
+    exp as in :func:`_exponentials`, by its series to the seventh power, whose rest is below 1e-8.
+    """
+    logits, classes = carray(pointer(z), (K * C,), np.float32), carray(pointer(y), (K,), np.int64)
+    found = carray(pointer(norms), (K,), np.float32)
+    e = np.empty(K * C, np.float32)
+    bits = e.view(np.int32)
+    for t in range(K * C):
+        v = logits[t]
+        k = (v * np.float32(1.4426950408889634) + np.float32(12582912.0)) - np.float32(12582912.0)
+        r = (v - k * np.float32(0.693359375)) - k * np.float32(-2.12194440e-4)
+        s = np.float32(1.0 / 5040.0)
+        s = s * r + np.float32(1.0 / 720.0)
+        s = s * r + np.float32(1.0 / 120.0)
+        s = s * r + np.float32(1.0 / 24.0)
+        s = s * r + np.float32(1.0 / 6.0)
+        s = s * r + np.float32(0.5)
+        s = s * r + np.float32(1.0)
+        s = s * r + np.float32(1.0)
+        e[t] = s
+        bits[t] += np.int32(k) << np.int32(23)
+    for i in range(K):
+        label = classes[i]
+        if label == ignored:
+            found[i] = 0.0
+            continue
+        if not 0 <= label < C:
+            return i
+        own = e[i * C + label]
+        e[i * C + label] = 0.0
+        others, squares = np.float32(0.0), np.float32(0.0)
+        for c in range(C):
+            x = e[i * C + c]
+            others += x
+            squares += x * x
+        found[i] = np.sqrt(others * others + squares) / (others + own)
     return -1
 
 
