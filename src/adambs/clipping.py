@@ -260,7 +260,7 @@ class _Memory:
                 continue
             if v is None:
                 return None
-            if state.get(name) is not v or v.data_ptr() != place:
+            if v.data_ptr() != place or state.get(name) is not v:
                 self._state = None  # to be found out again: another v, or the same with other memory
                 return None
             # What _lies asks, here without a call of it for each parameter.

@@ -174,7 +174,7 @@ class Draw:
         What all processes must do alike, such as to clip a gradient that they share, depends on this and not
         on :attr:`even`: the parts of a batch in which a pass ends differ in that.
         """
-        return self.whole.even
+        return self.even if self._cut is None else self.whole.even
 
     @property
     def weighted(self) -> bool:

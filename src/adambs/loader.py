@@ -67,10 +67,10 @@ class BanditLoader:
         dataset: anything with ``len()`` and ``dataset[i]``.
         sampler: chooses the examples.
         drop_last: whether an epoch leaves out the batch that n / K leaves incomplete.
-        score: a function from a batch to the scores of its examples (a forward pass without gradients, in
-            eval mode if you like). With it the sampler may look before it draws: see :class:`Candidates`.
-            That happens in this process at the time of drawing, so it needs ``num_workers=0``. Candidates
-            are fetched once: what was scored is what is trained on.
+        score: a function from a batch to the scores of its examples, by a forward pass within
+            :func:`adambs.scores.forward_only`. With it the sampler may look before it draws: see
+            :class:`Candidates`. That happens in this process at the time of drawing, so it needs
+            ``num_workers=0``. Candidates are fetched once: what was scored is what is trained on.
         carry: yield batches alone, each of which carries its draw as tensors: a tuple or list has one more
             entry, a :class:`Carried`; a dict has an entry for each of its fields, ``draw_number``,
             ``draw_indices``, ``draw_weights`` and so on. For frameworks that pass batches on.

@@ -251,7 +251,7 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
 @functools.cache
 def _zeroes_as_torch_does(kind: type[BanditOptimizer]) -> bool:
     """Whether the base optimizer has no ``zero_grad`` of its own."""
-    return super(BanditOptimizer, kind).zero_grad is torch.optim.Optimizer.zero_grad  # type: ignore[comparison-overlap]
+    return super(BanditOptimizer, kind).zero_grad is torch.optim.Optimizer.zero_grad
 
 
 @functools.cache

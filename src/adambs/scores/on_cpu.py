@@ -184,7 +184,10 @@ def _one_class_of_logits(z: int, double: bool, y: int, K: int, C: int, ignored: 
 @reordering_kernel
 def _all_moderate(z: NDArray[Any]) -> bool:
     """Whether all |z| <= 40, so that exp(z), and the squares of it, have room in float32. NaN is not."""
-    bits, largest = z.view(np.int32), np.int32(0)  # without their signs, floats are in the order of their bits
+    bits, largest = (
+        z.view(np.int32),
+        np.int32(0),
+    )  # without their signs, floats are in the order of their bits
     for t in range(len(z)):
         largest = max(largest, bits[t] & np.int32(0x7FFFFFFF))
     return bool(largest <= _FORTY)
