@@ -69,6 +69,17 @@ def test_nor_for_float64_nor_for_layers_that_have_a_faster_way(monkeypatch):
         assert model(torch.randn(3)).dtype is torch.float32
 
 
+def test_within_an_autocast_of_the_user_the_next_step_still_has_gradients():
+    """autocast keeps weights that it has cast, and what was cast without gradients has none."""
+    model = a_net()
+    with torch.autocast("cpu", torch.bfloat16):
+        with forward_only(model, half=True):
+            model(torch.randn(6, 4))
+        loss = model(torch.randn(6, 4)).float().square().mean()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_rough_scores_are_nearly_the_scores():
     model, x, y = a_net().eval(), torch.randn(200, 4), torch.randint(3, (200,))
     with forward_only(model, half=True):

@@ -301,8 +301,8 @@ def _norm_at(addresses: Indices, eps: Floats) -> float:
         g = carray(pointer(addresses[i, 0]), (size,), np.float32)
         v = carray(pointer(addresses[i, 1]), (size,), np.float32)
         small = np.float32(eps[i])
-        rest = size - size % _BLOCK
-        for start in range(0, rest, _BLOCK):
+        whole = size - size % _BLOCK
+        for start in range(0, whole, _BLOCK):
             any_there: Any = np.float32(0.0)
             for j in range(_BLOCK):
                 any_there += abs(g[start + j])
@@ -313,7 +313,7 @@ def _norm_at(addresses: Indices, eps: Floats) -> float:
                 x = g[start + j] / (np.sqrt(v[start + j]) + small)
                 block += x * x
             total += block
-        for j in range(rest, size):
+        for j in range(whole, size):
             x = g[j] / (np.sqrt(v[j]) + small)
             total += x * x
     return float(np.sqrt(total))
