@@ -74,7 +74,9 @@ def test_within_an_autocast_of_the_user_the_next_step_still_has_gradients():
     model = a_net()
     with torch.autocast("cpu", torch.bfloat16):
         with forward_only(model, half=True):
-            model(torch.randn(6, 4))
+            assert model(torch.randn(6, 4)).dtype is torch.bfloat16
+        with forward_only(model, half=False):
+            assert model(torch.randn(6, 4)).dtype is torch.float32
         loss = model(torch.randn(6, 4)).float().square().mean()
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -20,9 +20,10 @@ def forward_only(model: nn.Module, *, half: bool | None = None) -> Iterator[None
 
     Args:
         model: What is called within.
-        half: Whether to use bfloat16 (by ``torch.autocast``). If nothing is given, it is used for models of
-            float32 on processors and CUDA devices that compute with it, but not for those with torch's own
-            transformer layers: these have a faster way in float32, which autocast would close.
+        half: Whether to use bfloat16, by ``torch.autocast``; False also switches off an autocast around it.
+            If nothing is given, it is used for models of float32 on processors and CUDA devices that compute
+            with it, but not for those with torch's own transformer layers: these have a faster way in
+            float32, which autocast would close.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -37,14 +38,17 @@ def forward_only(model: nn.Module, *, half: bool | None = None) -> Iterator[None
 def _precision(model: nn.Module, half: bool | None) -> Any:
     first = next(model.parameters(), None)
     device = "cpu" if first is None else first.device.type
-    if half is None:
-        half = (
-            first is not None
-            and first.dtype is torch.float32
-            and _computes_in_bfloat16(device)
-            and not any(isinstance(module, _FAST_IN_FLOAT32) for module in model.modules())
-        )
-    return torch.autocast(device, torch.bfloat16) if half else nullcontext()
+    if (
+        half is None
+        and first is not None
+        and first.dtype is torch.float32
+        and _computes_in_bfloat16(device)
+        and not any(isinstance(module, _FAST_IN_FLOAT32) for module in model.modules())
+    ):
+        half = True
+    if half is None or not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, torch.bfloat16, enabled=half)
 
 
 def _computes_in_bfloat16(device: str) -> bool:
