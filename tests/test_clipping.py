@@ -329,6 +329,36 @@ def test_rows_of_an_embedding_without_a_gradient_add_nothing(wrong):
         assert clip.state_dict()["steps"] == 1
 
 
+def test_a_parameter_that_has_shrunk_is_not_read_beyond_its_end():
+    """torch itself refuses such a step; what the clip reads must be the gradient's own memory."""
+    model, optimizer = nn.Embedding(1000, 32), None
+    optimizer = torch.optim.Adam(model.parameters())
+    clip = GradientClip(1.5)
+    for rows in (1000, 1000, 100):
+        model.weight.data = model.weight.data[:rows].clone()
+        model.weight.grad = torch.ones(rows, 32)
+        if rows == 100:
+            assert clip._memory.is_of(optimizer)
+            assert clip._memory.norm() is None
+        else:
+            clip.apply(optimizer)
+            optimizer.step()
+
+
+def test_a_state_that_is_filled_later_is_found():
+    """Somebody has looked at ``optimizer.state[p]``, which makes an empty one, before the first step."""
+    parameter = nn.Parameter(torch.ones(300))
+    optimizer = torch.optim.Adam([parameter])
+    assert not optimizer.state[parameter]
+    clip = GradientClip(1e9)
+    for _ in range(3):
+        parameter.grad = torch.ones(300)
+        clip.apply(optimizer)
+        optimizer.step()
+    assert clip._memory.is_of(optimizer)
+    assert clip._memory.norm() == pytest.approx(in_adams_metric(optimizer), rel=1e-6)
+
+
 @pytest.mark.parametrize("formats", [("channels_last",) * 2, ("channels_last", "contiguous_format")])
 def test_weights_of_convolutions_may_have_their_channels_last(formats, monkeypatch):
     """Pairs in the same order are measured by the compiled loop, others by torch."""

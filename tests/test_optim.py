@@ -489,3 +489,30 @@ def test_torchs_default_device_and_dtype_do_not_matter():
         return [*net.parameters()], sampler.probabilities(), carried
 
     assert same(trained(None, torch.float32), trained("meta", torch.float64))
+
+
+def test_zero_grad_is_torchs_whatever_is_asked_for():
+    """Gradients are let go, or filled with zeros; an optimizer's own way, and a profiler, are respected."""
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    sampler = adambs.BanditSampler(10, 2)
+    optimizer = adambs.AdamBS([{"params": [p]} for p in parameters], sampler)
+    for p in parameters:
+        p.grad = torch.ones(3)
+    optimizer.zero_grad(set_to_none=False)
+    assert all(torch.equal(p.grad, torch.zeros(3)) for p in parameters)
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in parameters)
+    with torch.profiler.profile() as profile:
+        optimizer.zero_grad()
+    assert any("zero_grad" in event.key for event in profile.key_averages())
+
+    class Counting(torch.optim.SGD):
+        calls = 0
+
+        def zero_grad(self, set_to_none=True):
+            self.calls += 1
+            super().zero_grad(set_to_none)
+
+    counting = adambs.with_bandit(Counting)(parameters, sampler, lr=0.1)
+    counting.zero_grad()
+    assert counting.calls == 1

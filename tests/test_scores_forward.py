@@ -34,6 +34,25 @@ def test_within_there_is_no_dropout_and_no_gradient_and_afterwards_all_is_as_it_
     assert torch.equal(model[1].running_mean, torch.zeros(8))
 
 
+def test_layers_that_do_more_than_set_a_flag_are_told():
+    """As LoRA layers do, which merge their weights for evaluation."""
+
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode=True):
+            self.merged = not mode
+            return super().train(mode)
+
+    model = nn.Sequential(Merging(4, 3))
+    with forward_only(model):
+        assert model[0].merged
+    assert not model[0].merged
+    with forward_only(model.eval()):
+        pass
+    assert model[0].merged
+
+
 def test_an_error_within_leaves_the_model_as_it_was():
     model = a_net()
     with pytest.raises(RuntimeError), forward_only(model):
@@ -80,6 +99,20 @@ def test_within_an_autocast_of_the_user_the_next_step_still_has_gradients():
         loss = model(torch.randn(6, 4)).float().square().mean()
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("first", ["a look", "a step"])
+def test_a_users_autocast_may_be_of_another_type(first):
+    """torch keeps what it has cast by tensor, not by type."""
+    model, x = nn.Linear(4, 3), torch.randn(6, 4)
+    with torch.autocast("cpu", torch.float16):
+        if first == "a step":
+            model(x)
+        with forward_only(model, half=True):
+            assert model(x).dtype is torch.bfloat16
+        loss = model(x).float().square().mean()
+    loss.backward()
+    assert model.weight.grad is not None
 
 
 def test_rough_scores_are_nearly_the_scores():

@@ -113,6 +113,21 @@ def test_any_number_of_logits(shape: tuple[int, int], dtype: torch.dtype) -> Non
     torch.testing.assert_close(scores.cross_entropy(masked, y), expected, rtol=tolerance, atol=1e-12)
 
 
+@pytest.mark.parametrize("C", [2, 100, 1000, 5000])
+@pytest.mark.parametrize("size", [1.0, 29.9, 39.9, 60.0])
+@pytest.mark.parametrize("common", [True, False])
+def test_logits_of_any_size_and_number_against_float64(C: int, size: float, common: bool) -> None:
+    """Moderate logits are scored in float32, whose squares end at 1e38: whatever they have in common."""
+    stream = torch.Generator().manual_seed(0)
+    z = torch.full((6, C), size) if common else (torch.rand(6, C, generator=stream) * 2 - 1) * size
+    z[3:] *= -1
+    z[1, 0], z[2, 0] = -size, size
+    y = torch.tensor([0, 0, 0, 1, 1, 0])
+    found = scores.cross_entropy(z, y)
+    expected = scores.cross_entropy(z.double(), y)
+    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=1e-44)
+
+
 def test_logits_that_are_views() -> None:
     torch.manual_seed(0)
     z, y = torch.randn(6, 4), torch.randint(4, (6,))

@@ -208,9 +208,9 @@ class _Memory:
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor], Any]] = []
         self._state: Any = None
         self._states: list[dict[str, Any]] = []
-        # Each parameter, its state, the name of its v in there, v itself, where that lies in memory, and
-        # whether with its channels last.
-        self._rows: list[tuple[torch.Tensor, dict[str, Any], str, torch.Tensor | None, int, bool]] = []
+        # Each parameter, its state, the name of its v in there, v itself, where that lies in memory, how many
+        # entries it has, and whether its channels are last.
+        self._rows: list[tuple[torch.Tensor, dict[str, Any], str, torch.Tensor | None, int, int, bool]] = []
         if optimizer is None:
             return
         self._state, self._states = optimizer.state, list(optimizer.state.values())
@@ -225,7 +225,7 @@ class _Memory:
                 if v is not None and not _lies(v, channels_last):
                     return
                 place, size = (0, 0) if v is None else (v.data_ptr(), v.numel())
-                rows.append((p, state, name, v, place, channels_last))
+                rows.append((p, state, name, v, place, size, channels_last))
                 eps.append(group.get("eps", 0.0))
                 addresses.append((0, place, size))
         self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
@@ -253,19 +253,18 @@ class _Memory:
         if not self._rows:
             return None
         places = []
-        for p, state, name, v, place, channels_last in self._rows:
+        for p, state, name, v, place, size, channels_last in self._rows:
             g = p.grad
             if g is None:
                 places.append(0)
                 continue
-            if v is None:
-                return None
-            if v.data_ptr() != place or state.get(name) is not v:
-                self._state = None  # to be found out again: another v, or the same with other memory
+            if v is None or v.data_ptr() != place or state.get(name) is not v:
+                if state.get(name) is not None:
+                    self._state = None  # to be found out again: another v, or the same with other memory
                 return None
             # What _lies asks, here without a call of it for each parameter.
             usual = type(g) is torch.Tensor and g.dtype is torch.float32 and g.is_cpu and not channels_last
-            if not (g.is_contiguous() if usual else _lies(g, channels_last)):
+            if g.numel() != size or not (g.is_contiguous() if usual else _lies(g, channels_last)):
                 return None
             places.append(g.data_ptr())
         self._addresses[:, 0] = places

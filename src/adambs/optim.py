@@ -18,6 +18,8 @@ from adambs.sampler import BanditSampler
 Scores = Any  # a tensor, an array or a list of K numbers, or a function without arguments that returns one
 Closure = Callable[[], Any]
 
+_TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
+
 # How many times as long as usual a gradient of Adam's family may be, unless the user says otherwise.
 _CLIP = 1.5
 
@@ -119,7 +121,8 @@ class BanditOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. It tells a profiler of it, which takes longer than to do it, only if one is on."""
-        if not set_to_none or profiler._is_profiler_enabled or not _zeroes_as_torch_does(type(self)):  # type: ignore[arg-type]
+        watched = profiler._is_profiler_enabled or torch.compiler.is_compiling()
+        if not set_to_none or watched or not _zeroes_as_torch_does(type(self)):  # type: ignore[arg-type]
             super().zero_grad(set_to_none)
             return
         for group in self.param_groups:
@@ -251,7 +254,7 @@ class AdamBS(BanditOptimizer, torch.optim.Adam):  # type: ignore[misc]  # step t
 @functools.cache
 def _zeroes_as_torch_does(kind: type[BanditOptimizer]) -> bool:
     """Whether the base optimizer has no ``zero_grad`` of its own."""
-    return super(BanditOptimizer, kind).zero_grad is torch.optim.Optimizer.zero_grad
+    return super(BanditOptimizer, kind).zero_grad is _TORCHS_ZERO_GRAD
 
 
 @functools.cache

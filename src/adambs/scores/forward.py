@@ -22,17 +22,18 @@ def forward_only(model: nn.Module, *, half: bool | None = None) -> Iterator[None
         model: What is called within.
         half: Whether to use bfloat16, by ``torch.autocast``; False also switches off an autocast around it.
             If nothing is given, it is used for models of float32 on processors and CUDA devices that compute
-            with it, but not for those with torch's own transformer layers: these have a faster way in
-            float32, which autocast would close.
+            with it, but not for those with torch's own transformer layers: these have a way of their own in
+            float32, faster on a processor, which autocast would close.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    modes = [(module, module.training) for module in model.modules()]
     try:
+        model.eval()
         with torch.no_grad(), _precision(model, half):
             yield
     finally:
-        for module in training:
-            module.training = True
+        model.train(modes[0][1])  # some layers do more in it than to set a flag
+        for module, training in modes:
+            module.training = training
 
 
 def _precision(model: nn.Module, half: bool | None) -> Any:
@@ -48,7 +49,9 @@ def _precision(model: nn.Module, half: bool | None) -> Any:
         half = True
     if half is None or not torch.amp.is_autocast_available(device):
         return nullcontext()
-    return torch.autocast(device, torch.bfloat16, enabled=half)
+    # Within an autocast of the user, weights that were cast for one are not for the other.
+    alone = not torch.is_autocast_enabled(device)
+    return torch.autocast(device, torch.bfloat16, enabled=half, cache_enabled=alone)
 
 
 def _computes_in_bfloat16(device: str) -> bool:

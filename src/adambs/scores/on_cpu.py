@@ -2,7 +2,7 @@
 
 A batch is small, so that what a score costs there is not arithmetic but the dispatch of a dozen torch
 operations, at one to four microseconds each. Sums are float64, and squares that could still underflow are
-taken in larger units.
+taken in larger units; but where logits of float32 are moderate, float32 has room for all of it.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _MANY = 32768
 # So many numbers stay in the processor's first cache.
 _NEAR = 1024
 
-_FORTY = np.float32(40.0).view(np.int32)
+_THIRTY = np.float32(30.0).view(np.int32)
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -183,19 +183,19 @@ def _one_class_of_logits(z: int, double: bool, y: int, K: int, C: int, ignored: 
 
 @reordering_kernel
 def _all_moderate(z: NDArray[Any]) -> bool:
-    """Whether all |z| <= 40, so that exp(z), and the squares of it, have room in float32. NaN is not."""
+    """Whether all |z| <= 30: so that (C exp(z))^2 has room in float32, and exp(-z)^2. NaN is not."""
     bits, largest = (
         z.view(np.int32),
         np.int32(0),
     )  # without their signs, floats are in the order of their bits
     for t in range(len(z)):
         largest = max(largest, bits[t] & np.int32(0x7FFFFFFF))
-    return bool(largest <= _FORTY)
+    return bool(largest <= _THIRTY)
 
 
 @reordering_kernel
 def _one_class_of_moderate(z: int, y: int, K: int, C: int, ignored: int, norms: int) -> int:
-    """:func:`_one_class_of_logits` of float32 in float32, to its last bit or two, without a largest logit.
+    """:func:`_one_class_of_logits` of float32 in float32, without a largest logit to subtract.
 
     exp as in :func:`_exponentials`, by its series to the seventh power, whose rest is below 1e-8.
     """
