@@ -331,7 +331,7 @@ def test_rows_of_an_embedding_without_a_gradient_add_nothing(wrong):
 
 def test_a_parameter_that_has_shrunk_is_not_read_beyond_its_end():
     """torch itself refuses such a step; what the clip reads must be the gradient's own memory."""
-    model, optimizer = nn.Embedding(1000, 32), None
+    model = nn.Embedding(1000, 32)
     optimizer = torch.optim.Adam(model.parameters())
     clip = GradientClip(1.5)
     for rows in (1000, 1000, 100):
