@@ -106,3 +106,17 @@ def learned(sampler: adambs.BanditSampler) -> bool:
     """Whether p is far from uniform, and batches were drawn from it."""
     seen, p = sampler.diagnostics(), sampler.probabilities()
     return bool(p.max() > 1.1 * p.min()) and seen.reshuffled < seen.draws
+
+
+def taken_on_average(shares: Any, K: int) -> Any:
+    """How often each of some candidates is among the K chosen: min(1, h share), by bisection for h.
+
+    Where there are not more than K of them, in proportion to their shares.
+    """
+    if len(shares) <= K:
+        return K * shares / shares.sum()
+    low, high = 0.0, K / shares.min()
+    for _ in range(200):
+        h = (low + high) / 2
+        low, high = (h, high) if np.minimum(1, h * shares).sum() < K else (low, h)
+    return np.minimum(1, high * shares)

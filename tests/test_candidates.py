@@ -6,10 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import same, saved_and_loaded, taught
+from helpers import same, saved_and_loaded, taken_on_average, taught
+from scipy.stats import chisquare
 
 import adambs
-from adambs.candidates import _LOOKS, _STEPS
+from adambs.candidates import _LOOKS, _STEPS, choose
+from adambs.proposals import RandomStream
 
 
 def always():
@@ -41,21 +43,30 @@ def test_the_choice_among_candidates_is_unbiased():
     assert np.abs(error / (np.std(estimates, 0) / math.sqrt(len(estimates)))).max() < 4
 
 
-def test_the_choice_has_less_variance_than_p_alone():
-    """The second moment of a drawn gradient falls by about tau^2."""
-    n, K = 2000, 20
-    sampler, truth = unequal(n, K, seed=1)
-    frozen = sampler.state_dict()
-    ratios = n * sampler.probabilities().numpy()
-    plain = (truth**2 / ratios).mean()  # E_p[(s/r)^2]
-    tau_squared = plain / truth.mean() ** 2
-    seen = []
-    for _ in range(300):
-        sampler.load_state_dict({**frozen, "random": sampler.state_dict()["random"]})
-        draw = sampler.draw(lambda i: truth[i])
-        seen.append(((truth[draw.indices] * draw.weights.numpy()) ** 2).mean())
-    assert tau_squared > 2
-    assert plain / np.mean(seen) == pytest.approx(tau_squared, rel=0.25)
+@pytest.mark.parametrize("correction", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("B", "K"), [(12, 4), (40, 20), (6, 6), (5, 8)], ids=["few", "many", "all", "fewer than K"]
+)
+def test_each_candidate_is_chosen_as_often_as_it_should_be_and_never_twice_without_need(B, K, correction):
+    """Against inclusion probabilities found by bisection. One that was drawn three times has three shares."""
+    rng, random = np.random.default_rng(B), RandomStream(7)
+    scores, ratios, copies = rng.gamma(0.3, 1.0, B), rng.gamma(2.0, 0.5, B), rng.integers(1, 4, B)
+    a = copies * scores / ratios**correction
+    q = taken_on_average(0.9 * a / a.sum() + 0.1 * copies / copies.sum(), K)
+    assert B <= K or q.max() == 1.0
+    rounds = 4000
+    counts = np.zeros((rounds, B))
+    first = np.zeros(B)
+    for counted in counts:
+        positions, chosen = choose(random, ratios, scores, copies, K, correction)
+        np.add.at(counted, positions, 1)
+        first[positions[0]] += 1
+        np.testing.assert_allclose(chosen, (ratios * q * copies.sum() / (K * copies))[positions], rtol=1e-12)
+    assert (counts >= np.floor(q - 1e-9)).all()
+    assert (counts <= np.ceil(q - 1e-9)).all()
+    spread = np.sqrt((q % 1) * (1 - q % 1) / rounds)
+    assert (np.abs(counts.mean(0) - q) <= 4 * spread + 1e-12).all()
+    assert chisquare(first, rounds * q / K).pvalue > 1e-3  # whoever is chosen may stand anywhere
 
 
 @pytest.mark.parametrize("shape", [1.0, 0.2])
@@ -79,9 +90,12 @@ def test_the_variance_of_a_batch_falls_by_the_gain(shape, m):
     assert 0.85 * sampler.candidates.gain < plain / looked < 1.45 * sampler.candidates.gain
 
 
-def test_it_looks_exactly_while_that_pays():
+@pytest.mark.parametrize("noise", [math.inf, 100.0, 30.0])
+def test_it_looks_exactly_while_that_pays(noise):
+    """Noise over signal falls from N / K to N / (K gain), and a step goes farther as one plus it falls."""
     n, K = 500, 10
-    sampler = adambs.BanditSampler(n, K, candidates=adambs.Candidates(4, cost=0.24, ahead=1), seed=0, gate=0)
+    looking = adambs.Candidates(4, cost=0.24, ahead=1, noise=noise)
+    sampler = adambs.BanditSampler(n, K, candidates=looking, seed=0, gate=0)
     looks = 0
 
     def score(indices):
@@ -95,7 +109,10 @@ def test_it_looks_exactly_while_that_pays():
     rng = np.random.default_rng(1)
     seen = set()
     for _ in range(200):  # scores that nobody can foresee
-        pays = sampler.candidates.gain > 1 + 4 * 0.24
+        gain = sampler.candidates.gain
+        worth = gain if noise == math.inf else (1 + noise / K) / (1 + noise / (K * gain))
+        pays = worth > 1 + 4 * 0.24
+        assert sampler.candidates.worth(K) == pytest.approx(worth)
         draw = sampler.draw(lambda i: rng.gamma(0.2, 1.0, len(i)))
         assert draw.learned == pays
         seen.add(pays)
@@ -130,7 +147,7 @@ def test_the_cost_is_measured_once_by_the_clock_and_only_when_a_look_promises_so
         train(np.ones(10))
     assert not looks
     while sampler.candidates.cost is None:  # nobody can foresee them
-        promising = sampler.candidates.gain > 1.3
+        promising = sampler.candidates.worth(10) > 1.25
         before = len(looks)
         train(rng.gamma(0.3, 1.0, 10))
         assert len(looks) - before == promising
@@ -272,9 +289,12 @@ def test_a_look_chooses_for_several_steps_each_among_candidates_of_its_own():
         among = drawn[k % ahead * m * K : (k % ahead + 1) * m * K]
         assert np.isin(draw.indices, among).all()
         if k < ahead:  # p of the time of the look, though the rule has learned since
-            a = truth / ratios
-            g = 0.9 * a / a[among].sum() + 0.1 / len(among)
-            np.testing.assert_allclose(1 / draw.weights, (ratios * len(among) * g)[draw.indices])
+            once, copies = np.unique(among, return_counts=True)
+            a = copies * truth[once] / ratios[once]
+            q = taken_on_average(0.9 * a / a.sum() + 0.1 * copies / len(among), K)
+            expected = dict(zip(once, ratios[once] * q * m / copies, strict=True))
+            np.testing.assert_allclose(1 / draw.weights, [expected[j] for j in draw.indices.tolist()])
+            assert len(np.unique(draw.indices)) == K < len(once)
             np.testing.assert_allclose(draw.probabilities, ratios[draw.indices] / n)
         sampler.update(draw, truth[draw.indices])
     assert sampler.diagnostics().looks == 2 * ahead  # batches
@@ -462,6 +482,7 @@ def test_a_loader_with_workers_cannot_look():
     [
         (lambda: adambs.Candidates(1), "multiple must be at least 2"),
         (lambda: adambs.Candidates(3, cost=0), "cost must be positive"),
+        (lambda: adambs.Candidates(noise=0), "noise must be positive"),
         (lambda: adambs.Candidates(3, ahead=0), "ahead must be at least 1"),
         (lambda: adambs.BanditSampler(5, 1, correction=2), "correction must lie between"),
     ],

@@ -324,6 +324,7 @@ DAMAGES = {
     "another seed": put("seed", 1),
     "another format": put("format", 3),
     "another setting": put("rule_settings", "uniform", 0.06),
+    "another noise": put("candidates_settings", "noise", 50.0),
     "a setting is a tensor": put("rule_settings", "uniform", torch.ones(2)),
     "correction above one": put("correction", 1.5),
     "correction is nan": put("correction", math.nan),

@@ -170,12 +170,33 @@ def test_in_adams_family_the_norm_is_that_of_g_over_the_root_of_v(kind, options)
         a.grad, b.grad = torch.from_numpy(g[:3].copy()), torch.from_numpy(g[3:].copy())
         optimizer.step()
         if step:
-            norm = np.linalg.norm(g / (np.sqrt(largest if options.get("amsgrad") else v) + eps))
+            norm = np.linalg.norm(g / np.sqrt((largest if options.get("amsgrad") else v) + eps**2))
             g = g * (by_hand(norm) / norm)
         np.testing.assert_allclose(torch.cat([a.grad, b.grad]).numpy(), g, rtol=1e-9)
         v = beta * v + (1 - beta) * g**2
         largest = np.maximum(largest, v)
     assert clip.clipped > 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps"),
+    [(torch.float32, 1e-25), (torch.float32, 0.0), (torch.float16, 1e-4), (torch.bfloat16, 1e-8)],
+)
+def test_entries_without_a_gradient_add_nothing_however_small_eps_is(dtype, eps):
+    """Their v is zero, and eps squared may have no room in their type."""
+    parameter = nn.Parameter(torch.zeros(4, dtype=dtype))
+    optimizer = torch.optim.AdamW([parameter], eps=eps)
+    clip = GradientClip(2.0).attach(optimizer)
+    norms = []
+    for k in range(3):
+        parameter.grad = torch.tensor([0.5, 0.0, 0.25 * (k + 1), 0.0], dtype=dtype)
+        if k:
+            g, v = parameter.grad.double(), optimizer.state[parameter]["exp_avg_sq"].double()
+            norms.append(float((g[::2] / (v[::2] + eps**2).sqrt()).norm()))
+        optimizer.step()
+    state = clip.state_dict()
+    assert state["steps"] == 2
+    assert state["all"] == pytest.approx(sum(norms), rel=1e-2 if dtype is torch.bfloat16 else 1e-3)
 
 
 def test_a_parameter_that_slept_and_wakes_is_a_surprise_that_the_plain_norm_does_not_see():
@@ -290,7 +311,7 @@ def measured(optimizer, clip=None):
 def in_adams_metric(optimizer):
     """The same in float64, parameter by parameter."""
     parts = [
-        (p.grad.double() / (optimizer.state[p]["exp_avg_sq"].double().sqrt() + group["eps"])).flatten()
+        (p.grad.double() / (optimizer.state[p]["exp_avg_sq"].double() + group["eps"] ** 2).sqrt()).flatten()
         for group in optimizer.param_groups
         for p in group["params"]
         if p.grad is not None

@@ -325,6 +325,20 @@ def test_infobatch_keeps_the_expected_gradient():
     assert len(method.epoch()[0]) == 200
 
 
+def test_infobatch_with_even_weights_has_the_same_examples_and_a_mean_weight_of_one():
+    losses = np.random.default_rng(0).gamma(1, 1, 200)
+    epochs = []
+    for name in ("infobatch", "infobatch:even=1"):
+        method = methods.find(name)(digits_task(n=200))
+        method.last_losses = losses
+        epochs.append(method.epoch())
+    (order, weights), (same_order, even) = epochs
+    assert torch.equal(order, same_order)
+    assert weights.mean() > 1.2
+    assert even.mean() == pytest.approx(1)
+    torch.testing.assert_close(even * weights.mean(), weights)
+
+
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_selective_backprop_accepts_one_in_beta_plus_one(beta):
     method = METHODS["selective-backprop"](digits_task())

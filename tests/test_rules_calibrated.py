@@ -112,6 +112,40 @@ def test_members_move_as_in_a_dense_version_and_resume_in_order(n, crowded, seed
         assert_consistent(loaded)
 
 
+def test_the_group_of_a_score_is_exact_at_every_border():
+    """The cube of a score is between two powers of two, in exact arithmetic; what is beyond is clamped."""
+    borders = [2.0 ** (k / 3) for k in range(-65, 35)]
+    scores = [0.0, 5e-324, 1e-310, 1e50, 0.3, 0.7, *borders]
+    scores += [np.nextafter(border, far) for border in borders for far in (0.0, np.inf)]
+
+    def expected(score):
+        lowest, highest = -60, 29
+        if Fraction(score) ** 3 < Fraction(2) ** lowest:
+            return 0
+        reached = [g for g in range(lowest, highest + 1) if Fraction(score) ** 3 >= Fraction(2) ** g]
+        return reached[-1] - lowest
+
+    found = grouping.Members.by_score(np.array(scores), 1.0).groups()
+    assert found.tolist() == [expected(score) for score in scores]
+
+
+def test_more_examples_than_stay_near_the_processor_learn_the_same():
+    """Their slots are read before they are written to."""
+    n, K, rng = 70_000, 3000, np.random.default_rng(4)
+    rule = adambs.Calibrated()
+    rule.start(n, K, None)
+    scores = np.full(n, np.nan)
+    for _ in range(30):
+        indices = rng.integers(0, n, K)
+        seen = rng.gamma(0.3, 1.0, K)
+        rule.update(indices, np.ones(K), seen)
+        scores[indices] = seen / rule.unit  # of several for one example the last
+    with np.errstate(divide="ignore"):
+        groups = np.clip(np.floor(3 * np.log2(scores)), -60, 29) + 60
+    np.testing.assert_array_equal(rule.groups(), np.where(np.isnan(scores), grouping.SCORED, groups))
+    assert_consistent(rule.members)
+
+
 def test_every_example_has_a_slot_of_a_chunk_of_its_group():
     rule = taught(adambs.BanditSampler(300, 20, rule=adambs.Calibrated()), 200).rule
     assert_consistent(rule.members)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from helpers import same, saved_and_loaded
+from helpers import same, saved_and_loaded, taken_on_average
 
 import adambs
 from adambs import reference
@@ -337,9 +337,10 @@ def nearly(a, b):
 class Oracle:
     """What a sampler should be after the operations so far. Which examples are drawn is not predicted."""
 
-    def __init__(self, n, K, rule, threshold, multiple, cost, ahead, most):
+    def __init__(self, n, K, rule, threshold, multiple, cost, ahead, noise, most):
         self.n, self.K, self.rule = n, K, rule
         self.threshold, self.multiple, self.cost, self.most = threshold, multiple, cost, most
+        self.noise = noise
         self.ahead = ahead
         self.ready = []  # batches that are still to be drawn from the last look's candidates
         self.left = set(range(n))  # of the present pass
@@ -372,8 +373,9 @@ class Oracle:
     def pays(self, did_look):
         left = 1 / self.tau**2
         gain = 1 / (left + (1 - left) / self.multiple)
+        worth = (1 + self.noise / self.K) / (1 + self.noise / (self.K * gain))
         need = 1 + self.multiple * self.cost
-        return did_look if nearly(gain, need) else gain > need
+        return did_look if nearly(worth, need) else worth > need
 
     def decide(self, sampler):
         if self.threshold > 0:
@@ -442,10 +444,13 @@ class Oracle:
         r = p_ratios[drawn]
         parts = [slice(first, first + B) for first in range(0, len(drawn), B)]
         for part in parts:
-            a = np.minimum(scores[part], 1e100) / r[part] ** self.correction
-            g = 0.9 * a / a.sum() + 0.1 / len(a) if a.any() else np.full(len(a), 1 / len(a))
             self._scatter(r[part], scores[part])
-            ratios = dict(zip(drawn[part].tolist(), r[part] * len(a) * g, strict=True))
+            once, where, copies = np.unique(drawn[part], return_index=True, return_counts=True)
+            a = copies * np.minimum(scores[part][where], 1e100) / p_ratios[once] ** self.correction
+            even = copies / B
+            g = 0.9 * a / a.sum() + 0.1 * even if a.any() else even
+            q = taken_on_average(g, self.K)
+            ratios = dict(zip(once.tolist(), p_ratios[once] * q * B / (self.K * copies), strict=True))
             self.ready.append((asked, p_ratios, ratios))
         for part in parts:
             self._teach(drawn[part], r[part], scores[part])
@@ -549,7 +554,11 @@ class Sequence:
         gate = self.one_of(None, 0.0, 0.5, 1.0, 1.1, 1.1, 1.5)
         default = dense is DenseCalibrated and weights is None and rng.random() < 0.5
         cost = self.one_of(1e-3, 0.1, 10.0)
-        multiple, ahead = int(rng.integers(2, 5)), self.one_of(1, 1, 2, 4)
+        multiple, ahead, noise = (
+            int(rng.integers(2, 5)),
+            self.one_of(1, 1, 2, 4),
+            self.one_of(1.0, 100.0, 1e6),
+        )
         rule = dense(n, K, weights)
         self.make = lambda: adambs.BanditSampler(
             n,
@@ -559,7 +568,7 @@ class Sequence:
             stratified=self.stratified,
             initial_weights=weights,
             gate=gate,
-            candidates=adambs.Candidates(multiple, cost, ahead),
+            candidates=adambs.Candidates(multiple, cost, ahead, noise),
             feedback=self.policy,
         )
         self.stratified = bool(rng.random() < 0.3)
@@ -568,7 +577,7 @@ class Sequence:
         most = self.one_of(self.sampler.awaited.most, 3)
         self.sampler.awaited.most = most
         threshold = gate if gate is not None else (1.1 if default else 0.0)
-        self.oracle = Oracle(n, K, rule, threshold, multiple, cost, ahead, most)
+        self.oracle = Oracle(n, K, rule, threshold, multiple, cost, ahead, noise, most)
         self.scale = self.one_of(1e-6, 1.0, 1.0, 1e6)
         self.truth = self.scale * rng.gamma(0.3, 1.0, n)
         self.gone: list[adambs.Draw] = []  # draws that may not come back

@@ -11,9 +11,13 @@ import torch
 from adambs import _check
 from adambs._jit import carray, pointer, reordering_kernel
 from adambs._types import Floats, Indices, State
+from adambs.carried import HALF
 
 # The mean runs over so many steps.
 _MEMORY = 100
+
+# The least that is added to v: without a gradient there may be no v.
+_TINY = float(np.finfo(np.float32).tiny)
 
 # Squares that are added up in float32 before they go into a sum of float64.
 _BLOCK = 128
@@ -27,7 +31,7 @@ class GradientClip:
     is left as it is.
 
     The norm is that of all parameters together, measured as the optimizer measures: where it keeps a running
-    mean v of squared gradients, as Adam does, that of g / (sqrt(v) + eps). Adam's step is long where a
+    mean v of squared gradients, as Adam does, that of g / sqrt(v + eps^2). Adam's step is long where a
     parameter that has had hardly any gradient for a thousand steps gets one; the plain norm does not see it.
 
     On a device nothing waits for it; on the CPU gradients are touched only if they are too long. What is
@@ -155,7 +159,7 @@ class GradientClip:
 
 
 def _norm_by_torch(optimizer: torch.optim.Optimizer) -> Any:
-    """The norm of all g / (sqrt(v) + eps) if each has its v, else of all g; None if it cannot be told yet."""
+    """The norm of all g / sqrt(v + eps^2) if each has its v, else of all g; None if it cannot be told yet."""
     rows: list[tuple[torch.Tensor, torch.Tensor | None, float]] = []
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -173,8 +177,10 @@ def _norm_by_torch(optimizer: torch.optim.Optimizer) -> Any:
     for kind in _by_kind(rows):
         gradients, squares, eps = (list(column) for column in zip(*kind, strict=True))
         if by_v:
-            roots = torch._foreach_sqrt(squares)
-            torch._foreach_add_(roots, eps)
+            if squares[0].dtype in HALF:  # which have no room for eps^2
+                gradients, squares = ([each.float() for each in some] for some in (gradients, squares))
+            roots = torch._foreach_add(squares, [max(small * small, _TINY) for small in eps])
+            torch._foreach_sqrt_(roots)
             gradients = list(torch._foreach_div(gradients, roots))
         norm: Any = torch.nn.utils.get_total_norm(
             [g.coalesce().values() if g.is_sparse else g for g in gradients]
@@ -249,7 +255,7 @@ class _Memory:
         return all(map(operator.is_, self._state.values(), self._states))
 
     def norm(self) -> float | None:
-        """The norm of all g / (sqrt(v) + eps); None if torch has to measure it."""
+        """The norm of all g / sqrt(v + eps^2); None if torch has to measure it."""
         if not self._rows:
             return None
         places = []
@@ -287,19 +293,19 @@ def _lies(tensor: torch.Tensor, channels_last: bool) -> bool:
 
 @reordering_kernel
 def _norm_at(addresses: Indices, eps: Floats) -> float:
-    """The norm of g / (sqrt(v) + eps) over all parameters. O(d).
+    """The norm of g / sqrt(v + eps^2) over all parameters, without a root for each. O(d).
 
     A row of ``addresses`` is where g lies, or 0 if there is none, where v lies, and their length. One pass
     without temporary arrays. Sums are float32 over blocks, float64 over these. Blocks have one length, known
     to the compiler, which makes them five times as fast; those without a gradient, as most rows of an
-    embedding are, take no root.
+    embedding are, are passed over.
     """
     total = 0.0
     for i in range(len(addresses)):
         size = addresses[i, 2] if addresses[i, 0] != 0 else 0
         g = carray(pointer(addresses[i, 0]), (size,), np.float32)
         v = carray(pointer(addresses[i, 1]), (size,), np.float32)
-        small = np.float32(eps[i])
+        small = np.float32(max(eps[i] * eps[i], _TINY))
         whole = size - size % _BLOCK
         for start in range(0, whole, _BLOCK):
             any_there: Any = np.float32(0.0)
@@ -309,10 +315,8 @@ def _norm_at(addresses: Indices, eps: Floats) -> float:
                 continue
             block: Any = np.float32(0.0)
             for j in range(_BLOCK):
-                x = g[start + j] / (np.sqrt(v[start + j]) + small)
-                block += x * x
+                block += g[start + j] * g[start + j] / (v[start + j] + small)
             total += block
         for j in range(whole, size):
-            x = g[j] / (np.sqrt(v[j]) + small)
-            total += x * x
+            total += g[j] * g[j] / (v[j] + small)
     return float(np.sqrt(total))

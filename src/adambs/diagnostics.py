@@ -29,7 +29,8 @@ class Diagnostics:
     variance_reduction: float
     """Running estimate of n sum s^2 / (sum s^2 / p): how many times smaller than under uniform sampling
     is the second moment of the gradient estimate, which the paper minimises. Above 1, p helps. NaN before
-    the first positive score."""
+    the first positive score. It is that of single draws: that a choice among candidates takes nobody twice
+    lowers the variance further, which this does not see."""
     scores: int
     """Scores seen."""
     clipped_scores: int

@@ -57,9 +57,12 @@ class Ready:
     ) -> None:
         """A batch of each part of the window, by the scores; ``where`` says which candidate each of it is."""
         for part in window.parts:
-            ratios = window.ratios[part]
-            positions, chosen = choose(random, ratios, scores[part], self._batch_size, correction)
-            self.choices.append(Choice(where[part][positions], chosen, ratios[positions]))
+            candidates, first, copies = np.unique(where[part], return_index=True, return_counts=True)
+            ratios = window.ratios[part][first]
+            positions, chosen = choose(
+                random, ratios, scores[part][first], copies, self._batch_size, correction
+            )
+            self.choices.append(Choice(candidates[positions], chosen, ratios[positions]))
 
     def state_dict(self) -> dict[str, Any]:
         """The choices as plain numbers. No candidates where there is no choice left."""

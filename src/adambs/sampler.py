@@ -170,7 +170,8 @@ class BanditSampler(MadeOfParts, InEpochs, Learning, Looking):
                 draw = self._plain()
             else:
                 self.candidates.entered()
-                if not (self.ready.choices or self.passes.under_way) and self.candidates.pays():
+                free = not (self.ready.choices or self.passes.under_way)
+                if free and self.candidates.pays(self.batch_size):
                     self._look(look)
                 draw = self._chosen() if self.ready.choices else self._until_a_look()
                 self.candidates.left()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adambs.candidates import worth
 from adambs.probing import measures
 
 # The logarithm of the expected speedup in steps is EXPONENT times the mean over the training of that of what
@@ -116,7 +117,7 @@ class Answer:
         At steps that are evenly spread over it, or over its first ``until`` steps. With the defaults the
         first pass is a plain one, unless there is a context; then p has what the default rule had learned in
         the probe (beyond its end, continued), or what the context tells if that is more. A look counts as its
-        gain over its cost; it is made, as :class:`adambs.Candidates` decides, where that is above one.
+        gain over its cost, where :class:`adambs.Candidates` would make one.
         """
         found, cost = [], measures.look_cost(self.look)
         for k in range(_ASKED):
@@ -126,9 +127,9 @@ class Answer:
             if context is not None:
                 ours = max(ours, measures.ahead(self.contexts[context], step))
             ours = min(ours, best)
-            if look:
-                ours *= max(measures.look_gain(best, ours) / cost, 1.0)
-            found.append(ours)
+            gain = measures.look_gain(best, ours)
+            looks = look and worth(gain, self.batch_size) > cost
+            found.append(ours * gain / cost if looks else ours)
         return found
 
     @property

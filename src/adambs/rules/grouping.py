@@ -15,6 +15,13 @@ _LOWEST = -20 * _PER_OCTAVE
 SCORED = 30 * _PER_OCTAVE
 GROUPS = SCORED + 1
 
+# The bits of a float's mantissa, and what they are where the second and the last third of an octave begin: of
+# the least numbers whose cubes are 2 and 4.
+_MANTISSA = (1 << 52) - 1
+_ONE_THIRD, _TWO_THIRDS = (
+    int(np.float64(least).view(np.int64)) & _MANTISSA for least in (1.2599210498948732, 1.5874010519681996)
+)
+
 # The square of the middle of each group, in units.
 MIDDLES_SQUARED = np.array([(2.0 ** ((g + _LOWEST + 0.5) / _PER_OCTAVE)) ** 2 for g in range(SCORED)])
 
@@ -28,8 +35,9 @@ _SMALLEST_MEAN = 1e-300
 # near the processor however many examples there are.
 _LEAST_SHIFT, _MOST_CHUNKS_LOG = 8, 12
 
-# So many examples move together: as many as stay in the processor's second cache.
-_TOGETHER = 512
+# So many examples move together: as many as stay in the processor's second cache. Of so many examples in all,
+# all stay there.
+_TOGETHER, _NEAR = 512, 1 << 16
 
 # Examples are numbered by the smallest integers that can: half the memory, for up to two thousand million.
 _MOST_INT32 = 2**31 - 1
@@ -403,11 +411,14 @@ def _in_units(score: float, unit: float) -> float:
 
 @kernel
 def _group_of(known: float) -> int:
-    """The group of a score in units."""
-    if known <= 0.0:
-        return 0
-    octave_thirds = np.floor(_PER_OCTAVE * np.log2(known))
-    return int(min(max(octave_thirds - _LOWEST, 0.0), SCORED - 1.0))
+    """The group of a score in units: floor(3 log2(score)) - _LOWEST, or the first or the last group.
+
+    From the bits of the number: the exponent tells the octave, the mantissa which third of it.
+    """
+    bits: Any = np.float64(known).view(np.int64)
+    mantissa = bits & _MANTISSA
+    thirds = _PER_OCTAVE * ((bits >> 52) - 1023) + (mantissa >= _ONE_THIRD) + (mantissa >= _TWO_THIRDS)
+    return int(min(max(int(thirds) - _LOWEST, 0), SCORED - 1))
 
 
 @kernel
@@ -479,7 +490,8 @@ def learn(
     touched = 0
     for start in range(0, len(indices), _TOGETHER):
         some, where = indices[start : start + _TOGETHER], targets[start : start + _TOGETHER]
-        touched ^= _touch(order, place, owner, table, shift, some)
+        if len(place) > _NEAR:
+            touched ^= _touch(order, place, owner, table, shift, some)
         _move_all(order, place, full, owner, table, shift, some, 0, where)
     settle(worth, table[_SIZE], prior, uniform)
     return touched

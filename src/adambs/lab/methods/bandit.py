@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import adambs
+from adambs.candidates import NOISE
 from adambs.lab.methods.base import Floats, Method, Plain, Task, Weighted, on_host
 
 LIU = "Liu, Wu and Mozafari, NeurIPS 2020"
@@ -31,6 +32,8 @@ class Bandit(Method):
     """For how many batches candidates are scored at once."""
     look_cost: ClassVar[float] = 0.0
     """What a look takes, :class:`adambs.Candidates`; 0: it is measured."""
+    noise: ClassVar[float] = NOISE
+    """How many examples are taken to have as much noise as signal, where a look is decided on."""
     cap: ClassVar[float] = math.inf
     """Weight x score is limited to so many times its running mean."""
     context: ClassVar[int] = 0
@@ -49,7 +52,7 @@ class Bandit(Method):
             gate=self.gate,
             cap=self.cap,
             context=task.context if self.context else None,
-            candidates=adambs.Candidates(self.candidates, self.look_cost or None, self.ahead),
+            candidates=adambs.Candidates(self.candidates, self.look_cost or None, self.ahead, self.noise),
         )
         self._scores: Tensor
         super().__init__(task)

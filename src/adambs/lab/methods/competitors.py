@@ -16,6 +16,10 @@ class InfoBatch(Method):
 
     The ones of them that stay weigh 1/(1 - r), so an epoch's expected gradient is that of the whole data.
     The first epoch and the last 1 - delta of the budget use all data. r = 0.5, delta = 0.875 as published.
+
+    So the mean weight of a batch is above one while examples are left out, and one before and after. To Adam,
+    whose v remembers a thousand steps, that is a larger learning rate for a while. With ``even`` weights are
+    divided by their mean over the epoch, which leaves the choice of examples and takes that away.
     """
 
     name = "infobatch"
@@ -25,6 +29,7 @@ class InfoBatch(Method):
 
     r = 0.5
     delta = 0.875
+    even = 0
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -51,7 +56,8 @@ class InfoBatch(Method):
             weights[dropped] = 0
         order = self.passes.take(self.task.n)
         order = order[weights[order] > 0]
-        return torch.from_numpy(order), torch.from_numpy(weights[order])
+        kept = weights[order]
+        return torch.from_numpy(order), torch.from_numpy(kept / kept.mean() if self.even else kept)
 
     def step(self, batch: Any, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
         self.optimizer.step()
