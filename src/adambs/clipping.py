@@ -2,6 +2,7 @@
 
 import math
 import operator
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -66,10 +67,10 @@ class GradientClip:
             return
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler whose fused step unscales
         norm = norm if scale is None else norm / scale
-        if isinstance(norm, torch.Tensor):
-            norm = norm.item() if norm.is_cpu else norm
-        on_device = isinstance(norm, torch.Tensor)
-        shrink = (self._shrink_on_device if on_device else self._shrink_known)(norm, shorten)
+        if type(norm) is not float and norm.is_cpu:
+            norm = norm.item()
+        known = type(norm) is float
+        shrink = self._shrink_known(norm, shorten) if known else self._shrink_on_device(norm, shorten)
         if shrink is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for kind in _by_kind((p.grad, None, None) for p in parameters if p.grad is not None):
@@ -98,11 +99,10 @@ class GradientClip:
         """What to multiply the gradient by; None if nothing."""
         if not math.isfinite(norm):
             return None
-        self._steps += 1
-        bound = self.factor * self._mean if self._mean > 0 else math.inf
-        kept = min(norm, bound)
-        self._mean = self._mean + (kept - self._mean) / min(self._steps, _MEMORY) if self._mean > 0 else norm
-        self._all += norm
+        steps, mean = self._steps + 1, self._mean
+        kept = min(norm, self.factor * mean) if mean > 0 else norm
+        self._steps, self._all = steps, self._all + norm
+        self._mean = mean + (kept - mean) / min(steps, _MEMORY) if mean > 0 else norm
         if kept == norm or not shorten:
             return None
         self._clipped += 1
@@ -221,7 +221,7 @@ class _Memory:
             return
         self._state, self._states = optimizer.state, list(optimizer.state.values())
         self._groups = [(group, [*group["params"]], group.get("eps")) for group in optimizer.param_groups]
-        rows, eps, addresses = [], [], []
+        rows, eps, squares = [], [], []
         for group in optimizer.param_groups:
             for p in group["params"]:
                 state = optimizer.state.get(p, {})
@@ -233,8 +233,11 @@ class _Memory:
                 place, size = (0, 0) if v is None else (v.data_ptr(), v.numel())
                 rows.append((p, state, name, v, place, size, channels_last))
                 eps.append(group.get("eps", 0.0))
-                addresses.append((0, place, size))
-        self._rows, self._eps, self._addresses = rows, np.array(eps), np.array(addresses)
+                squares.append((place, size))
+        self._rows, self._eps, self._squares = rows, np.array(eps), np.array(squares)
+        # Written one by one as an array of Python's, read by compiled code as one of NumPy's.
+        self._gradients = array("q", bytes(8 * len(rows)))
+        self._gradients_read = np.frombuffer(self._gradients, np.int64)
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is this optimizer's as it is now."""
@@ -258,11 +261,11 @@ class _Memory:
         """The norm of all g / sqrt(v + eps^2); None if torch has to measure it."""
         if not self._rows:
             return None
-        places = []
+        gradients, i = self._gradients, -1
         for p, state, name, v, place, size, channels_last in self._rows:
-            g = p.grad
+            g, i = p.grad, i + 1
             if g is None:
-                places.append(0)
+                gradients[i] = 0
                 continue
             if v is None or v.data_ptr() != place or state.get(name) is not v:
                 if state.get(name) is not None:
@@ -272,9 +275,8 @@ class _Memory:
             usual = type(g) is torch.Tensor and g.dtype is torch.float32 and g.is_cpu and not channels_last
             if g.numel() != size or not (g.is_contiguous() if usual else _lies(g, channels_last)):
                 return None
-            places.append(g.data_ptr())
-        self._addresses[:, 0] = places
-        return _norm_at(self._addresses, self._eps) if any(places) else None
+            gradients[i] = g.data_ptr()
+        return _norm_at(self._gradients_read, self._squares, self._eps) if any(gradients) else None
 
 
 def _lies(tensor: torch.Tensor, channels_last: bool) -> bool:
@@ -292,27 +294,28 @@ def _lies(tensor: torch.Tensor, channels_last: bool) -> bool:
 
 
 @reordering_kernel
-def _norm_at(addresses: Indices, eps: Floats) -> float:
+def _norm_at(gradients: Indices, squares: Indices, eps: Floats) -> float:
     """The norm of g / sqrt(v + eps^2) over all parameters, without a root for each. O(d).
 
-    A row of ``addresses`` is where g lies, or 0 if there is none, where v lies, and their length. One pass
-    without temporary arrays. Sums are float32 over blocks, float64 over these. Blocks have one length, known
-    to the compiler, which makes them five times as fast; those without a gradient, as most rows of an
-    embedding are, are passed over.
+    ``gradients`` says where each g lies, or 0 if there is none, and ``squares`` where its v lies, and the
+    length of both. One pass without temporary arrays. Sums are float32 over blocks, float64 over these.
+    Blocks have one length, known to the compiler, which makes them five times as fast; those without a
+    gradient, as most rows of an embedding are, are passed over.
     """
     total = 0.0
-    for i in range(len(addresses)):
-        size = addresses[i, 2] if addresses[i, 0] != 0 else 0
-        g = carray(pointer(addresses[i, 0]), (size,), np.float32)
-        v = carray(pointer(addresses[i, 1]), (size,), np.float32)
+    for i in range(len(gradients)):
+        size = squares[i, 1] if gradients[i] != 0 else 0
+        g = carray(pointer(gradients[i]), (size,), np.float32)
+        v = carray(pointer(squares[i, 0]), (size,), np.float32)
         small = np.float32(max(eps[i] * eps[i], _TINY))
         whole = size - size % _BLOCK
         for start in range(0, whole, _BLOCK):
-            any_there: Any = np.float32(0.0)
-            for j in range(_BLOCK):
-                any_there += abs(g[start + j])
-            if any_there == 0.0:  # not if there is a NaN
-                continue
+            if g[start] == 0.0:
+                any_there: Any = np.float32(0.0)
+                for j in range(_BLOCK):
+                    any_there += abs(g[start + j])
+                if any_there == 0.0:  # not if there is a NaN
+                    continue
             block: Any = np.float32(0.0)
             for j in range(_BLOCK):
                 block += g[start + j] * g[start + j] / (v[start + j] + small)

@@ -56,8 +56,9 @@ def usual(logits: Tensor, target: Tensor) -> bool:
         and target.is_cpu
         and logits.dtype in _FLOATS
         and target.dtype is torch.int64
-        and len(shape := logits.shape) == 2
-        and target.shape == shape[:1]
+        and logits.dim() == 2
+        and target.dim() == 1
+        and len(target) == len(logits)
         and logits.is_contiguous()
         and target.is_contiguous()
         and _nothing_is_traced()
@@ -75,7 +76,7 @@ def one_class_norms(z: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """
     K, C = z.shape
     y = target if target.dtype is torch.int64 else target.long()
-    norms = torch.empty_like(y, dtype=z.dtype)  # beside y, whatever the user's default device is
+    norms = z.new_empty(K)  # beside z, whatever the user's default device is
     if K * C > _MANY:
         p = z.detach().softmax(1)
         wrong = _one_class(p.numpy(), y.numpy(), ignore_index, norms.numpy())
