@@ -244,9 +244,7 @@ class Draw:
         """What :meth:`to_list` has returned, of a sampler of ``n`` with ``batch_size``; or an error."""
         names = ("number", "correction", "learned", "limit", "indices", "ratios", "p_ratios")
         if not isinstance(values, list) or len(values) != len(names):
-            raise ValueError(
-                f"a draw of the state must be a list of {len(names)} entries, not {values!r:.60}"
-            )
+            raise ValueError(f"a draw of the state must be a list of {len(names)}, not {values!r:.60}")
         state = dict(zip(names, values, strict=True))
         lists = {name: _check.numbers(state, name, length=batch_size, path="a draw") for name in names[4:]}
         if not all(type(j) is int and 0 <= j < n for j in state["indices"]):
