@@ -23,9 +23,6 @@ _MANY = 32768
 # So many numbers stay in the processor's first cache.
 _NEAR = 1024
 
-# With fewer classes, sums over them are faster class by class than example by example.
-_MANY_CLASSES = 64
-
 _THIRTY = np.float32(30.0).view(np.int32)
 
 _TINY = float(np.finfo(np.float64).tiny)
@@ -221,7 +218,7 @@ def _one_class_of_moderate(z: int, y: int, K: int, C: int, ignored: int, norms: 
         s = s * r + np.float32(1.0)
         e[t] = s
         bits[t] += np.int32(k) << np.int32(23)
-    own, others, squares = np.empty(K, np.float32), np.zeros(K, np.float32), np.zeros(K, np.float32)
+    own, others, squares = np.empty(K, np.float32), np.empty(K, np.float32), np.empty(K, np.float32)
     for i in range(K):
         label = classes[i]
         if label == ignored:
@@ -231,21 +228,14 @@ def _one_class_of_moderate(z: int, y: int, K: int, C: int, ignored: int, norms: 
             return i
         own[i] = e[i * C + label]
         e[i * C + label] = 0.0
-    if C < _MANY_CLASSES:  # the same class of several examples at a time: a row would be over too soon
-        for c in range(C):
-            for i in range(K):
-                x = e[i * C + c]
-                others[i] += x
-                squares[i] += x * x
-    else:
-        for i in range(K):
-            total, total_of_squares = np.float32(0.0), np.float32(0.0)
-            for c in range(C):
-                x = e[i * C + c]
-                total += x
-                total_of_squares += x * x
-            others[i], squares[i] = total, total_of_squares
     for i in range(K):
+        total, total_of_squares = np.float32(0.0), np.float32(0.0)
+        for c in range(C):
+            x = e[i * C + c]
+            total += x
+            total_of_squares += x * x
+        others[i], squares[i] = total, total_of_squares
+    for i in range(K):  # a loop of its own, for several examples at once
         norm = np.sqrt(others[i] * others[i] + squares[i]) / (others[i] + own[i])
         found[i] = norm if classes[i] != ignored else 0.0
     return -1
