@@ -423,10 +423,13 @@ def _group_of(known: float) -> int:
 
 @kernel
 def _blend(worth: Floats, g: int, known: float, memory: float) -> None:
-    """Blend a squared score into the mean of the group that its example is in."""
+    """Blend a squared score into the mean of the group that its example is in.
+
+    Not a quotient of the difference: the next score of the group waits for the mean, not for its share.
+    """
     draws = worth[DRAWS, g] = min(worth[DRAWS, g] + 1.0, memory)
     mean = worth[MEANS, g]
-    mean += (known * known - mean) / max(draws, 1.0)
+    mean += (known * known - mean) * (1.0 / max(draws, 1.0))
     worth[MEANS, g] = mean if mean >= _SMALLEST_MEAN else 0.0
 
 
