@@ -848,21 +848,26 @@ class Sequence:
 
 
 def run(number):
+    """A sequence, and what its sampler has counted: draws, updates, reshuffled batches and looks."""
+    sequence = Sequence(number)
     try:
-        Sequence(number).run()
+        sequence.run()
     except Exception as error:
         error.add_note(f"in sequence {number}")
         raise
+    counters = sequence.sampler.counters
+    return counters.draws, counters.updates, counters.reshuffled, counters.looks
 
 
 def test_any_sequence_of_operations_does_what_the_oracle_does():
-    start = time.perf_counter()
+    start, counted = time.perf_counter(), np.zeros(4)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "in each of the first")  # some of the batches have equal scores
         for number in range(SEQUENCES):
-            run(number)
+            counted += run(number)
             if number % 1000 == 999:
                 print(f"{number + 1} sequences, {time.perf_counter() - start:.0f} s", flush=True)
+    assert (counted > SEQUENCES / 4).all()  # each was compared, and not once in a while
 
 
 # ------------------------------------------------------------------------------------------------
