@@ -1,13 +1,14 @@
 """A clip of the gradient relative to its running norm, in the optimizer's own metric."""
 
 import math
-import operator
 from array import array
 from collections.abc import Callable, Iterable
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, float32
 
 from adambs import _check
 from adambs._jit import carray, pointer, reordering_kernel
@@ -248,14 +249,14 @@ class _Memory:
             or len(groups) != len(self._groups)
         ):
             return False
-        for group, (known, parameters, eps) in zip(groups, self._groups, strict=True):
+        for group, (known, parameters, eps) in zip(groups, self._groups):  # noqa: B905  # which takes longer
             now = group["params"]
             if group is not known or len(now) != len(parameters) or group.get("eps") != eps:
                 return False
-            if not all(map(operator.is_, now, parameters)):
+            if not all(map(is_, now, parameters)):
                 return False
         # Not by parameter: to look one up runs its __hash__, which is not compiled.
-        return all(map(operator.is_, self._state.values(), self._states))
+        return all(map(is_, self._state.values(), self._states))
 
     def norm(self) -> float | None:
         """The norm of all g / sqrt(v + eps^2); None if torch has to measure it."""
@@ -272,7 +273,7 @@ class _Memory:
                     self._state = None  # to be found out again: another v, or the same with other memory
                 return None
             # What _lies asks, here without a call of it for each parameter.
-            usual = type(g) is torch.Tensor and g.dtype is torch.float32 and g.is_cpu and not channels_last
+            usual = type(g) is Tensor and g.dtype is float32 and g.is_cpu and not channels_last
             if g.numel() != size or not (g.is_contiguous() if usual else _lies(g, channels_last)):
                 return None
             gradients[i] = g.data_ptr()

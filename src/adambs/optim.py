@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.autograd import profiler
+from torch.compiler import is_compiling
 from torch.optim import optimizer as hooks
 
 from adambs.clipping import GradientClip
@@ -19,6 +20,9 @@ Scores = Any  # a tensor, an array or a list of K numbers, or a function without
 Closure = Callable[[], Any]
 
 _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
+
+_TORCHS_MODE = hooks._use_grad_for_differentiable(lambda: None).__code__
+"""Of what torch's optimizers wrap their steps in."""
 
 # How many times as long as usual a gradient of Adam's family may be, unless the user says otherwise.
 _CLIP = 1.5
@@ -97,12 +101,12 @@ class BanditOptimizer(torch.optim.Optimizer):
                 "sampler.update(draw, scores)"
             )
         # A batch with weights of one is a plain optimizer's batch, and makes a plain optimizer's step.
-        shorten = not self._is_plain(draw)
+        shorten = self.clip is not None and not self._is_plain(draw)
         if closure is None:
             report = self._check(draw, scores)
             if self.clip is not None:
                 self.clip.apply(self, shorten=shorten)
-            loss = base_step(self)
+            loss = self._base_step_alone(base_step)
         else:
             if self.clip is not None:
                 base_step = self.clip.around(base_step, shorten=shorten)
@@ -119,9 +123,26 @@ class BanditOptimizer(torch.optim.Optimizer):
         self.sampler.learn(report)
         return loss
 
+    def _base_step_alone(self, base_step: Callable[..., Any]) -> Any:
+        """The base optimizer's step without a closure.
+
+        torch's own are wrapped in a function that turns gradients off and tells torch.compile where to stop.
+        Who only turns them off takes less time.
+        """
+        inner = getattr(base_step, "__wrapped__", None)
+        wrapped = inner is not None and base_step.__code__ is _TORCHS_MODE
+        if not wrapped or self.defaults.get("differentiable") or is_compiling():
+            return base_step(self)
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            return inner(self)
+        finally:
+            torch._C._set_grad_enabled(before)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. It tells a profiler of it, which takes longer than to do it, only if one is on."""
-        watched = profiler._is_profiler_enabled or torch.compiler.is_compiling()
+        watched = profiler._is_profiler_enabled or is_compiling()
         if not set_to_none or watched or not _zeroes_as_torch_does(type(self)):  # type: ignore[arg-type]
             super().zero_grad(set_to_none)
             return

@@ -54,7 +54,7 @@ def cross_entropy(
     plain = weight is None and label_smoothing == 0.0
     known = on_cpu.readable(logits, target)
     if known and plain:
-        return on_cpu.one_class_norms(z.resolve_neg().contiguous(), target.contiguous(), ignore_index)
+        return on_cpu.one_class_norms(z.resolve_neg().contiguous(), target.long().contiguous(), ignore_index)
     if known:
         on_cpu.check_classes(target, ignore_index, z.shape[1])
     index = target.long().clamp(0, max(z.shape[1] - 1, 0)).unsqueeze(1)
