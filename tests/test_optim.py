@@ -464,6 +464,35 @@ def test_a_profiler_sees_the_step_and_nobody_else_pays_for_its_mark():
     assert sampler.diagnostics().updates == 2
 
 
+def test_a_step_leaves_the_gradient_mode_as_it_was():
+    """Also one that raises: Adam refuses sparse gradients."""
+    sampler = adambs.BanditSampler(20, 4, seed=0, gate=0)
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = adambs.AdamBS([parameter], sampler, lr=0.1, clip=math.inf)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            parameter.grad = torch.ones(3)
+            optimizer.step(sampler.draw(), torch.ones(4))
+            assert torch.is_grad_enabled() == enabled
+            parameter.grad = torch.ones(3).to_sparse()
+            with pytest.raises(RuntimeError, match="sparse"):
+                optimizer.step(sampler.draw(), torch.ones(4))
+            assert torch.is_grad_enabled() == enabled
+            parameter.grad = None
+
+
+def test_gradients_flow_through_a_step_that_is_differentiable():
+    """p' = p - lr g with p = w and g = 3 w, so dp'/dw = 1 - 3 lr."""
+    sampler = adambs.BanditSampler(20, 4, seed=0, gate=0)
+    w = torch.ones(2, requires_grad=True)
+    p = w.clone()
+    p.grad = 3 * w
+    optimizer = adambs.with_bandit(torch.optim.SGD)([p], sampler, lr=0.1, differentiable=True)
+    optimizer.step(sampler.draw(), torch.ones(4))
+    p.sum().backward()
+    torch.testing.assert_close(w.grad, torch.full((2,), 0.7))
+
+
 def test_torchs_default_device_and_dtype_do_not_matter():
     """Compiled code writes to the addresses of tensors that are made for it: they must be on the CPU."""
 

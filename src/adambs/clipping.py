@@ -249,7 +249,7 @@ class _Memory:
             or len(groups) != len(self._groups)
         ):
             return False
-        for group, (known, parameters, eps) in zip(groups, self._groups):  # noqa: B905  # which takes longer
+        for group, (known, parameters, eps) in zip(groups, self._groups, strict=True):
             now = group["params"]
             if group is not known or len(now) != len(parameters) or group.get("eps") != eps:
                 return False

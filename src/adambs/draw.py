@@ -14,8 +14,6 @@ from adambs.carried import HALF, Carried
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
-_functorch_is_active = torch._C._are_functorch_transforms_active
-
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 # What nobody ever draws has less than this times the uniform probability; squares of its inverse are finite.
@@ -211,8 +209,7 @@ class Draw:
         K = len(self._indices)
         one = 1 / K if self._cut is None else self._cut.share
         limited = scores is not None and self.limit < math.inf
-        plainly = usual and self.correction == 1.0 and not _functorch_is_active()
-        if plainly and (not limited or _usual(scores, K)):
+        if usual and self.correction == 1.0 and (not limited or _usual(scores, K)):
             shares = torch.empty_like(losses)
             at = scores.data_ptr() if limited else 0
             fill_capped_shares(self._ratios, at, self.limit * one, one, shares.data_ptr())
@@ -333,22 +330,20 @@ def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | No
 
 
 def _usual(values: Any, K: int) -> bool:
-    """Whether these are K numbers as they nearly always come, whose memory compiled code may read.
-
-    Unless there is none to be read, under a transform of torch.func.
-    """
+    """Whether these are K numbers as they nearly always come, whose memory compiled code may read."""
     return (
         type(values) is torch.Tensor
         and values.dtype is torch.float32
         and values.is_cpu
         and values.shape == (K,)
         and values.is_contiguous()
+        and not torch._C._are_functorch_transforms_active()
     )
 
 
 @kernel
 def _all_one(ratios: Floats) -> bool:
+    even = True
     for k in range(len(ratios)):
-        if ratios[k] != 1.0:
-            return False
-    return True
+        even &= ratios[k] == 1.0
+    return even
