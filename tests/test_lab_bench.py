@@ -27,7 +27,12 @@ def test_steps_are_ratios_to_adam_with_an_interval(workload):
     assert adam["interval"] == [1, 1]
     low, high = ours["interval"]
     assert low < ours["ratio"] < high
-    assert set(row["candidates"]) == {"Adam", "AdamBS, bound", "Adam, weighted losses"}
+    assert set(row["candidates"]) == {
+        "Adam",
+        "AdamBS, bound",
+        "AdamBS, bound, with its gate",
+        "Adam, weighted losses",
+    }
     assert set(row["parts"]) == {"draw", "plain mean", "mean", "score", "update"}
     assert f"{workload.bar:.2f}" in printed(steps.table([json.loads(json.dumps(row))]))
 

@@ -5,12 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
 from adambs import _check
-from adambs._jit import carray, kernel, pointer
-from adambs._types import Floats, State
+from adambs._types import State
 
 Applied = Callable[[], bool]
 """Whether the cap was applied to a draw."""
@@ -109,34 +105,3 @@ class Cap:
     def __getstate__(self) -> dict[str, Any]:
         """Without what is not counted yet: a copy of a draw does not know what is done with the original."""
         return {**self.__dict__, "_uncounted": deque(maxlen=_PATIENCE)}
-
-
-def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> torch.Tensor:
-    """Weights in units of ``one``, lowered: weight x score at most ``limit`` in the same units, and no weight
-    below one. ``limit`` and ``one`` are numbers or tensors of the shares' shape. Nothing waits for a device.
-    """
-    s = torch.as_tensor(scores).detach().to(shares)
-    s = s.clamp(max=torch.finfo(s.dtype).max)  # or an infinite limit over an infinite score would be NaN
-    if s.shape != shares.shape:
-        raise ValueError(
-            f"scores must have shape {tuple(shares.shape)}, one number an example, not {tuple(s.shape)}"
-        )
-    return torch.minimum(shares, (limit / s).clamp(min=one))
-
-
-@kernel
-def fill_capped_shares(ratios: Floats, scores_at: int, most: float, unit: float, shares_at: int) -> None:
-    """:func:`capped_shares` of weights 1 / r, from and to addresses of float32; these weights as they are if
-    the address of the scores is zero. A score that is NaN makes its share NaN, as there."""
-    K = len(ratios)
-    shares = carray(pointer(shares_at), (K,), np.float32)
-    if scores_at == 0:
-        for k in range(K):
-            shares[k] = unit / ratios[k]
-        return
-    scores = carray(pointer(scores_at), (K,), np.float32)
-    limit, one = np.float32(most), np.float32(unit)
-    for k in range(K):
-        share, highest = np.float32(unit / ratios[k]), limit / scores[k]
-        highest = one if highest < one else highest
-        shares[k] = share if highest > share else highest

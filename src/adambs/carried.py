@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from adambs import _check
-from adambs.cap import capped_shares
+from adambs.shares import capped_shares
 
 HALF = (torch.float16, torch.bfloat16)
 """Too coarse to add up losses in."""

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from adambs import _check
-from adambs._jit import kernel
 from adambs._types import Floats, Indices
-from adambs.cap import capped_shares, fill_capped_shares
 from adambs.carried import HALF, Carried
+from adambs.shares import all_one, capped_shares, equal_shares, fill_capped_shares
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
@@ -164,7 +163,7 @@ class Draw:
     def even(self) -> bool:
         """Whether all weights are one, of this part."""
         if self._even is None:
-            self._even = _all_one(self._ratios)
+            self._even = all_one(self._ratios)
         return self._even
 
     @property
@@ -201,7 +200,10 @@ class Draw:
         if cut is not None and cut.whole is not None:
             cut.whole._weighted, cut.whole.capped = True, cut.whole.capped or capped
         if self.even and (cut is None or cut.mean_weight == 1.0):
-            return losses.mean() if cut is None else losses.sum() * cut.share
+            if cut is not None:
+                return losses.sum() * cut.share
+            # The gradient of losses.mean(), in half the time.
+            return torch.dot(losses, equal_shares(K)) if usual else losses.mean()
         return torch.dot(losses, self._shares(losses, scores, usual))
 
     def _shares(self, losses: torch.Tensor, scores: Any, usual: bool) -> torch.Tensor:
@@ -339,11 +341,3 @@ def _usual(values: Any, K: int) -> bool:
         and values.is_contiguous()
         and not torch._C._are_functorch_transforms_active()
     )
-
-
-@kernel
-def _all_one(ratios: Floats) -> bool:
-    even = True
-    for k in range(len(ratios)):
-        even &= ratios[k] == 1.0
-    return even
