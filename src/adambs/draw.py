@@ -9,7 +9,7 @@ import torch
 from adambs import _check
 from adambs._types import Floats, Indices
 from adambs.carried import HALF, Carried
-from adambs.shares import all_one, capped_shares, equal_shares, fill_capped_shares
+from adambs.shares import all_one, capped_shares, fill_capped_shares, plain_mean, usual
 
 _WAY_OUT = "BanditLoader yields (batch, draw): write `for (x, y), draw in loader`"
 
@@ -191,8 +191,8 @@ class Draw:
         the mean over the processes, which DDP and FSDP take of the gradients, is that over the batch.
         """
         K = len(self._indices)
-        usual = _usual(losses, K)
-        if not usual:
+        plainly = usual(losses, K)
+        if not plainly:
             _check.losses(losses, K)
             losses = losses.float() if losses.dtype in HALF else losses
         cut, capped = self._cut, scores is not None
@@ -200,18 +200,15 @@ class Draw:
         if cut is not None and cut.whole is not None:
             cut.whole._weighted, cut.whole.capped = True, cut.whole.capped or capped
         if self.even and (cut is None or cut.mean_weight == 1.0):
-            if cut is not None:
-                return losses.sum() * cut.share
-            # The gradient of losses.mean(), in half the time.
-            return torch.dot(losses, equal_shares(K)) if usual else losses.mean()
-        return torch.dot(losses, self._shares(losses, scores, usual))
+            return plain_mean(losses) if cut is None else losses.sum() * cut.share
+        return torch.dot(losses, self._shares(losses, scores, plainly))
 
-    def _shares(self, losses: torch.Tensor, scores: Any, usual: bool) -> torch.Tensor:
+    def _shares(self, losses: torch.Tensor, scores: Any, plainly: bool) -> torch.Tensor:
         """weights / K on the device of the losses, lowered by the cap. No device waits for a copy."""
         K = len(self._indices)
         one = 1 / K if self._cut is None else self._cut.share
         limited = scores is not None and self.limit < math.inf
-        if usual and self.correction == 1.0 and (not limited or _usual(scores, K)):
+        if plainly and self.correction == 1.0 and (not limited or usual(scores, K)):
             shares = torch.empty_like(losses)
             at = scores.data_ptr() if limited else 0
             fill_capped_shares(self._ratios, at, self.limit * one, one, shares.data_ptr())
@@ -329,15 +326,3 @@ def _rebuilt(arguments: tuple[Any, ...], options: dict[str, Any], cut: _Cut | No
     draw = Draw(*arguments, **options)
     draw._cut = cut
     return draw
-
-
-def _usual(values: Any, K: int) -> bool:
-    """Whether these are K numbers as they nearly always come, whose memory compiled code may read."""
-    return (
-        type(values) is torch.Tensor
-        and values.dtype is torch.float32
-        and values.is_cpu
-        and values.shape == (K,)
-        and values.is_contiguous()
-        and not torch._C._are_functorch_transforms_active()
-    )

@@ -32,6 +32,24 @@ def capped_shares(shares: torch.Tensor, scores: Any, limit: Any, one: Any) -> to
     return torch.minimum(shares, (limit / s).clamp(min=one))
 
 
+def usual(values: Any, K: int) -> bool:
+    """Whether these are K numbers as they nearly always come, whose memory compiled code may read."""
+    return (
+        type(values) is torch.Tensor
+        and values.dtype is torch.float32
+        and values.is_cpu
+        and values.shape == (K,)
+        and values.is_contiguous()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def plain_mean(losses: torch.Tensor) -> torch.Tensor:
+    """The mean, with the gradient of ``losses.mean()`` to the bit; in half its time if they are usual."""
+    K = losses.numel()
+    return torch.dot(losses, equal_shares(K)) if usual(losses, K) else losses.mean()
+
+
 @functools.lru_cache(maxsize=16)
 def equal_shares(K: int) -> torch.Tensor:
     """1 / K for each of K examples, float32 on the CPU. To be read, not to be changed."""

@@ -13,6 +13,7 @@ from adambs.probing import measures
 from adambs.probing.problem import Problem
 from adambs.proposals import Passes
 from adambs.sampler import BanditSampler
+from adambs.shares import plain_mean
 
 # Steps before anything is timed: kernels compile, caches fill.
 _WARM_UP = 3
@@ -101,16 +102,17 @@ class Pair:
         rival, optimizer = self.rival, self.rival.optimizer
         indices = self.passes.take(rival.batch_size)
         losses, _ = rival.losses(rival.batch(indices), len(indices))
-        mean = losses.mean()
+        mean = plain_mean(losses)
         self._check(mean)
         optimizer.zero_grad()
         mean.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def _check(self, mean: torch.Tensor) -> None:
-        if not torch.isfinite(mean):
+        value = mean.item()
+        if not math.isfinite(value):
             raise ValueError(
-                f"the loss is {mean.item()} after {self.steps} steps: lower lr (it is {self.problem.lr:g})"
+                f"the loss is {value} after {self.steps} steps: lower lr (it is {self.problem.lr:g})"
             )
 
     def _set_rate(self) -> None:

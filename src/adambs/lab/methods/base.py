@@ -15,6 +15,7 @@ from adambs._types import Floats as Floats
 from adambs._types import Indices as Indices
 from adambs.clipping import GradientClip
 from adambs.proposals import Passes
+from adambs.shares import plain_mean
 
 # Examples in a forward pass without gradients: as many as fit a processor's cache.
 FORWARD_BATCH = 100
@@ -102,7 +103,7 @@ class Plain:
 
     def mean(self, losses: Tensor) -> Tensor:
         """The plain mean."""
-        return losses.mean()
+        return plain_mean(losses)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Weighted:
 
     def mean(self, losses: Tensor) -> Tensor:
         """(1/K) sum of weights times losses."""
-        return (losses * self.weights.to(losses)).mean()
+        return torch.dot(losses, (self.weights / len(self.weights)).to(losses))
 
 
 class Method(ABC):
