@@ -51,6 +51,9 @@ def test_figures_say_how_they_differ_and_leave_no_state(tmp_path: Path):
     assert dict(matplotlib.rcParams) == before
     paper = analyse(write_run(tmp_path / "paper", slices=5, scale="paper", differs=""))
     assert figures.scale_note(paper) == "The paper's scale."
+    for scale, words in (("paper", "Full"), ("quick", "Quick")):
+        own = write_run(tmp_path / words, slices=5, scale=scale, differs="", figure="none; generated")
+        assert figures.scale_note(analyse(own)) == f"{words} scale; not an experiment of the paper's."
 
 
 def test_no_two_methods_look_alike():

@@ -17,13 +17,15 @@ def run_title(analysis: Analysis) -> str:
 
 
 def scale_note(analysis: Analysis) -> str:
-    """What a plot must say of itself: whether it is the paper's size, and how it differs."""
+    """What a plot must say of itself: whether the paper has it, in this size, and how it differs."""
     config = analysis.run.config
-    parts = []
-    if config.get("scale") == "paper":
+    parts, scale = [], str(config.get("scale", "")).capitalize()
+    if scale and str(config.get("figure", "")).startswith("none"):
+        parts.append(f"{'Full' if scale == 'Paper' else scale} scale; not an experiment of the paper's.")
+    elif scale == "Paper":
         parts.append("The paper's scale.")
-    elif config.get("scale"):
-        parts.append(f"{str(config['scale']).capitalize()} scale, not the paper's.")
+    elif scale:
+        parts.append(f"{scale} scale, not the paper's.")
     if config.get("differs"):
         parts.append(f"Differs: {config['differs']}".rstrip(".") + ".")
     if not analysis.complete:
